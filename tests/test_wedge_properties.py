@@ -1,0 +1,165 @@
+"""What the wedge policy never does, on random histories: restart without a capture, before readiness, on missing data
+alone, beyond the budget, within the bound of the last progress, or in state of another process."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from polls import PATIENCE
+
+from inferops.core import budget
+from inferops.core.poll import Done, Gate, Health, HostSeen, JournalSeen, Poll, Stats, UnitSeen
+from inferops.core.turn import State
+from inferops.core.wedge import step
+
+BOOT = "b"
+QUICK = settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+
+# A shape is what the server does for a while; a history is shapes with lengths. Numbers are polls of 10 s.
+SHAPES = "idle decode wedge spin prefill silent error blind loading queue missing gap other".split()
+ENDS = st.sampled_from(["ok", "failed", "none", "token", "inconclusive", "never"])
+HISTORY = st.lists(st.tuples(st.sampled_from(SHAPES), st.integers(1, 40)), min_size=1, max_size=12)
+
+
+def parts(shape: str, n: int, t: float) -> dict[str, Any]:
+    """What a poll sees in a shape; `n` is the count of decode calls so far."""
+    seen: dict[str, Any] = {
+        "unit": None,
+        "health": Health(answer="ready", code=200),
+        "owner": "unit",
+        "stats": Stats(answer="ok", active=1, queued=0, free_slots=1, counters={"n": float(n)}),
+        "journal": JournalSeen(),
+        "clients": ("127.0.0.1:40000",),
+        "host": HostSeen(hot=0, gpu=False),
+    }
+    hang = Stats(answer="timeout")
+    change: dict[str, dict[str, Any]] = {
+        "idle": {"clients": (), "stats": Stats(answer="ok", active=0, queued=0, counters={"n": float(n)})},
+        "wedge": {"stats": hang},
+        "spin": {"stats": hang, "host": HostSeen(hot=1, gpu=False)},
+        "prefill": {"stats": hang, "host": HostSeen(hot=2, gpu=False)},
+        "silent": {"stats": hang, "health": Health(answer="timeout")},
+        "error": {"health": Health(answer="unavailable", code=500), "clients": (),
+                  "stats": Stats(answer="ok", active=0, queued=0, counters={"n": float(n)})},
+        "blind": {"stats": Stats(answer="bad", why="html")},
+        "loading": {"health": Health(answer="loading"), "stats": Stats(answer="loading")},
+        "queue": {"stats": Stats(answer="ok", active=0, queued=2, free_slots=0, counters={"n": float(n)})},
+        "missing": dict.fromkeys(("health", "owner", "stats", "journal", "clients", "host")),
+        "other": {"owner": "other"},
+    }  # fmt: skip
+    return seen | change.get(shape, {})
+
+
+class World:
+    """Plays a history to the policy with a real ledger behind it, and writes down what an outsider could check."""
+
+    def __init__(self, data: st.DataObject, start_ready: bool = True) -> None:
+        self.data, self.state, self.t, self.n, self.pid = data, State(), 10_000.0, 0, 100
+        self.started, self.ledger = self.t, budget.Ledger()
+        self.ready = self.captured = False
+        self.last_progress = self.t
+        self.restarts: list[float] = []
+        self.pending: list[Done] = []
+        self.outage_ends = 0.0
+
+    def play(self, history: list[tuple[str, int]]) -> None:
+        for shape, polls in history:
+            if shape == "gap":
+                self.t += polls * 100
+                continue
+            for _ in range(polls):
+                self.one(shape)
+
+    def one(self, shape: str) -> None:
+        self.t += 10
+        if shape == "decode":
+            self.n += 5
+        if shape in ("decode", "prefill"):
+            self.last_progress = self.t
+        if shape == "idle":
+            self.last_progress = self.t
+        seen = parts(shape, self.n, self.t)
+        if shape != "missing":
+            seen["unit"] = UnitSeen(active="active", main_pid=self.pid, start_t=self.started)
+        if seen["health"] is not None and seen["health"].answer == "ready" and seen["owner"] == "unit":
+            self.ready = True
+        gate = Gate(held=budget.held(self.ledger, BOOT, self.t))
+        poll = Poll(t=self.t, gate=gate, done=tuple(self.pending), **seen)
+        if any(d.kind == "capture" and d.result == "ok" for d in self.pending):
+            self.captured = True
+        self.pending = []
+        result = step(self.state, poll, PATIENCE)
+        self.state = result.state
+        if result.action == "restart":
+            self.check_restart(shape)
+        elif result.action is not None:
+            if result.action == "capture":
+                self.captured = False
+            self.end(result.action)
+
+    def end(self, action: Any) -> None:
+        how = self.data.draw(ENDS)
+        if how != "never":
+            self.pending.append(Done(kind=action, result=how, t=self.t, why="drawn"))
+
+    def check_restart(self, shape: str) -> None:
+        assert self.captured, "restart without a capture of this incident"
+        assert self.ready, "restart before this pid was ready"
+        assert shape not in ("missing", "blind", "other", "loading"), f"restart on a poll that shows {shape}"
+        assert self.t - self.last_progress >= PATIENCE.stall_s, "restart within the bound of the last progress"
+        entry = budget.Entry(boot=BOOT, t=self.t, wall=0.0, pid=self.pid)
+        self.ledger = msgspec.structs.replace(self.ledger, restarts=(*self.ledger.restarts, entry))
+        self.restarts.append(self.t)
+        for first in self.restarts:
+            window = [t for t in self.restarts if first <= t < first + budget.WINDOW_S]
+            assert len(window) <= budget.RESTARTS_MAX, "more restarts in a window than the budget has"
+        if self.data.draw(st.booleans()):
+            self.pid, self.started, self.ready, self.n = self.pid + 1, self.t, False, 0
+            self.last_progress = self.t
+            self.pending.append(Done(kind="restart", result="ok", t=self.t))
+        else:
+            self.pending.append(Done(kind="restart", result="failed", t=self.t, why="drawn"))
+
+
+@QUICK
+@given(history=HISTORY, data=st.data())
+def test_no_history_makes_a_restart_that_should_not_be(history: list[tuple[str, int]], data: st.DataObject) -> None:
+    World(data).play(history)
+
+
+@QUICK
+@given(before=HISTORY, polls=st.integers(1, 200), keep=st.sets(st.sampled_from(["health", "owner", "clients", "unit"])))
+def test_missing_data_alone_never_leads_to_a_restart(before: list[tuple[str, int]], polls: int, keep: set[str]) -> None:
+    """From any state short of the decision, polls with parts missing (a few kept) bring no restart."""
+    state, t, n = State(), 10_000.0, 0
+    unit = UnitSeen(active="active", main_pid=100, start_t=9_990.0)
+    for shape, length in before:
+        for _ in range(min(length, 10)):  # under the bound: nothing is armed by what was seen
+            t += 10
+            n += shape == "decode"
+            seen = parts("decode" if shape in ("gap", "missing") else shape, n, t)
+            state = step(state, Poll(t=t, **(seen | {"unit": unit})), PATIENCE).state
+        t += 10
+        n += 1
+        state = step(state, Poll(t=t, **(parts("decode", n, t) | {"unit": unit})), PATIENCE).state
+    for _ in range(polls):
+        t += 10
+        kept = {k: v for k, v in (parts("wedge", n, t) | {"unit": unit}).items() if k in keep}
+        result = step(state, Poll(t=t, gate=Gate(), **kept), PATIENCE)
+        state = result.state
+        assert result.action != "restart"
+
+
+def test_the_generator_does_reach_restarts() -> None:
+    """The properties above would hold on a policy that never restarts: this one would not."""
+
+    class Always:
+        def draw(self, strategy: Any) -> Any:
+            return True if strategy is not ENDS else "ok"
+
+    world = World(Always())  # type: ignore[arg-type]
+    world.play([("decode", 5), ("wedge", 40), ("decode", 5), ("spin", 40), ("decode", 3), ("silent", 60)])
+    assert len(world.restarts) == budget.RESTARTS_MAX

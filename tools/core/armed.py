@@ -1,0 +1,184 @@
+"""From armed to restart: capture, look, canary, stacks, last look, restart; every poll on the way may end it. Pure."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import replace
+
+from inferops.core import evidence as ev
+from inferops.core.evidence import Patience
+from inferops.core.poll import Done, Poll
+from inferops.core.turn import State, Step, Turn
+
+# Work must be said by two sources: gauges outlive their requests, connections outlive their work.
+SOURCES_MIN = 2
+# After a canary's token the same stale gauges arm again only after 2, 4, 8 stalls: each round costs a capture.
+PROOFS_MAX = 3
+
+
+def judge(s: State, poll: Poll, p: Patience) -> tuple[str, str] | None:
+    """(class, why) of the wedge that stands on this poll's own evidence for the class's bound, or None.
+
+    Whose process answers the port must be known, and a source that would show a healthy engine must have been looked
+    at; without them nothing stands.
+    """
+    if poll.owner not in ("unit", "nobody") or poll.unit is None:
+        return None
+    bound = p.stall_s * 2**s.proofs
+    if s.error_since is not None and ev.idle(poll) and poll.t - max(s.error_since, s.progress_t) >= bound:
+        return "D", f"health answers an error for {poll.t - s.error_since:.0f} s, gauges known and zero"
+    quiet = poll.t - s.quiet_since()
+    if quiet < bound or not ev.could_show_progress(poll, p):
+        return None
+    says = work_said(s, poll, p)
+    if len(says) < SOURCES_MIN:
+        return None
+    why = f"no progress from any source for {quiet:.0f} s; " + ", ".join(says)
+    if ev.nothing_answers(poll) and ev.journal_silent(poll, s.quiet_since()):
+        return "E", "nothing answers, the journal is silent, " + why
+    seen = ev.gauges(poll.stats)
+    return ("A" if seen is not None and seen[0] == 0 else "C"), why
+
+
+def work_said(s: State, poll: Poll, p: Patience) -> tuple[str, ...]:
+    """The sources that say work is outstanding; none of them where neither gauges nor clients do."""
+    says = ev.work_sources(poll, p, last=s.last_stats, idle_clients=s.idle_clients)
+    return says if any(word.startswith("gauges") or "client" in word for word in says) else ()
+
+
+def go_on(turn: Turn, progressed: ev.Progress | None) -> Step:
+    """Armed: looks again at every poll, then the stage decides what is wanted next."""
+    poll, s = turn.poll, turn.s
+    ended: dict[str, Done] = {done.kind: done for done in poll.done}
+    over = s.error_since is None if s.wclass == "D" else ev.idle(poll)
+    if progressed is not None or over:
+        how = progressed.by if progressed is not None else "a healthy answer" if s.wclass == "D" else "an idle answer"
+        whose = "; the capture is of a healthy engine" if s.captured or s.stage == "capture" else ""
+        turn.tell("RESUMED", "warn", f"class {s.wclass} is over: {how}; nothing is restarted{whose}")
+        return _stand_down(turn)
+    if (canary := ended.get("canary")) is not None and canary.result == "token":
+        turn.tell(
+            "PHANTOM", "warn", "the canary got a token: the engine works, the sources that say otherwise are stale"
+        )
+        turn.s = replace(s, progress_t=poll.t, proofs=min(s.proofs + 1, PROOFS_MAX))
+        return _stand_down(turn)
+    if poll.host is not None:
+        stuck = sorted(s.d_tids.intersection(poll.host.d_tids))
+        turn.s = replace(s, d_tids=frozenset(poll.host.d_tids))
+        if stuck and s.stage != "standing":
+            turn.tell("WEDGE", "alert", f"class {s.wclass}, threads {stuck[:4]} twice in D state: a restart would hang "
+                      "in the kernel; not restarted")  # fmt: skip
+            turn.s = replace(turn.s, stage="standing", captured=False)
+            return turn.end()
+    return _STAGES[turn.s.stage](turn, ended)
+
+
+def _stand_down(turn: Turn) -> Step:
+    turn.s = replace(turn.s, stage="watch", wclass="", captured=False, canary_out=False, d_tids=frozenset())
+    turn.forget("stall", "phantom", "alone", "held")
+    return turn.end()
+
+
+def _capturing(turn: Turn, ended: Mapping[str, Done]) -> Step:
+    done = ended.get("capture")
+    if done is None:
+        return turn.end()
+    if done.result != "ok":
+        turn.tell(
+            "WEDGE", "alert", f"class {turn.s.wclass}, but the capture failed ({done.why}); not restarted without one"
+        )
+        turn.s = replace(turn.s, stage="standing")
+        return turn.end()
+    turn.tell("CAPTURED", "note", done.why or "passive capture done")
+    polls = max(turn.p.look_polls, math.ceil(turn.p.slowest_cadence_s / turn.p.poll_s))
+    turn.s = replace(turn.s, stage="look", captured=True, look_left=polls)
+    return turn.end()
+
+
+def _looking(turn: Turn, ended: Mapping[str, Done]) -> Step:
+    """Counts only polls in which the class stands: a blind look is none."""
+    if judge(turn.s, turn.poll, turn.p) is None:
+        return turn.end()
+    turn.s = replace(turn.s, look_left=turn.s.look_left - 1)
+    if turn.s.look_left > 0:
+        return turn.end()
+    refusal = no_canary(turn.s, turn.p)
+    if refusal is None:
+        turn.s = replace(turn.s, stage="canary", canary_out=True)
+        return turn.end("canary")
+    turn.tell("CANARY", "note", f"not sent: {refusal}")
+    return _to_stacks(turn)
+
+
+def no_canary(s: State, p: Patience) -> str | None:
+    """Why no canary may go out, or None: this process's latest answer must show a free slot and no queue."""
+    if not p.canary:
+        return "switched off"
+    if s.wclass in ("D", "E"):
+        return "the server takes no requests"
+    if s.last_stats is None or s.last_stats.free_slots is None:
+        return "free slots unknown"
+    queued = s.last_stats.queued or 0
+    if s.last_stats.free_slots < 1 or queued > 0:
+        return f"{s.last_stats.free_slots} free slots and {queued} queued when last answered"
+    return None
+
+
+def _awaiting_canary(turn: Turn, ended: Mapping[str, Done]) -> Step:
+    done = ended.get("canary")
+    if done is None:
+        return turn.end()
+    turn.tell("CANARY", "note", f"{done.result}: {done.why}" if done.why else done.result)
+    stats = turn.poll.stats
+    own = stats.counters if stats is not None and stats.answer == "ok" else {}  # what the canary moved is no progress
+    turn.s = replace(turn.s, canary_out=False, counters={**turn.s.counters, **own})
+    return _to_stacks(turn)
+
+
+def _to_stacks(turn: Turn) -> Step:
+    turn.s = replace(turn.s, stage="stacks" if turn.p.stacks else "last")
+    return turn.end("stacks" if turn.p.stacks else None)
+
+
+def _awaiting_stacks(turn: Turn, ended: Mapping[str, Done]) -> Step:
+    if (done := ended.get("stacks")) is not None:
+        turn.tell("STACKS", "note" if done.result == "ok" else "warn", done.why or done.result)
+        turn.s = replace(turn.s, stage="last")
+    return turn.end()
+
+
+def _deciding(turn: Turn, ended: Mapping[str, Done]) -> Step:
+    """The last look: the class still stands on this poll's own evidence, a capture exists, and nothing forbids it."""
+    poll, s, p = turn.poll, turn.s, turn.p
+    found = judge(s, poll, p)
+    if found is None or not s.captured:
+        return turn.end()
+    turn.s = replace(s, wclass=found[0])
+    text = f"class {found[0]}, pid {s.pid}: {found[1]}"
+    held = "action is alert" if p.action != "restart" else "budget and lock unknown"
+    if p.action == "restart" and poll.gate is not None:
+        held = poll.gate.held or ""
+    if held:
+        turn.tell("WEDGE", "alert", f"{text}; not restarted: {held}", once=f"held:{held}")
+        turn.s = replace(turn.s, stage="standing")
+        return turn.end()
+    turn.tell("WEDGE", "alert", f"{text}; restarting the unit")
+    turn.s = replace(turn.s, stage="restart", captured=False)
+    return turn.end("restart")
+
+
+def _waiting(turn: Turn, ended: Mapping[str, Done]) -> Step:
+    return turn.end()
+
+
+_STAGES = {
+    "watch": _waiting,
+    "capture": _capturing,
+    "look": _looking,
+    "canary": _awaiting_canary,
+    "stacks": _awaiting_stacks,
+    "last": _deciding,
+    "standing": _deciding,
+    "restart": _waiting,
+}

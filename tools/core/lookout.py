@@ -1,0 +1,151 @@
+"""One look at the live server through every eye at once -> Poll. A part that could not be looked at is None.
+
+Reads: systemd (unit), /proc (threads, sockets, who holds the port), the unit's journal, health and stats over HTTP.
+Each look ends within the probes' deadline plus BLOCKING_MAX_S; a look whose /proc or systemd reads hang is a checker
+failure, and no second one is started beside it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from urllib.parse import urlsplit
+
+import msgspec
+
+from inferops.core import ports, unit
+from inferops.core.journal import STOPPING_ID, Entry, Follower
+from inferops.core.poll import Health, HostSeen, JournalSeen, Poll, PortOwner, Stats, UnitSeen
+from inferops.core.probe import Prober
+from inferops.core.process import CpuWatch, gpu_open
+from inferops.core.profile import Profile
+from inferops.core.settings import Resolved
+from inferops.core.verdict import InferopsError
+
+BLOCKING_MAX_S = 15.0  # systemctl has 5 s of its own, the rest is /proc on a machine that swaps
+DRAINS_MAX = 20  # journal batches a look; what is left is read at the next one
+
+
+def boottime() -> float:
+    """Seconds on CLOCK_BOOTTIME."""
+    return time.clock_gettime(time.CLOCK_BOOTTIME)
+
+
+def seen_in(entries: Iterable[Entry], before: JournalSeen, profile: Profile) -> JournalSeen:
+    """`before` with the newest time of each kind of line in `entries`; lines of our own probing count as none."""
+    times = {name: getattr(before, f"{name}_t") for name in ("progress", "ready", "fatal", "any", "stopping")}
+
+    def note(name: str, t: float) -> None:
+        times[name] = t if times[name] is None else max(times[name], t)
+
+    for entry in entries:
+        if entry.t is None:
+            continue
+        if entry.by_systemd:
+            if entry.message_id == STOPPING_ID:
+                note("stopping", entry.t)
+            continue
+        kind = profile.journal_kind(entry.message)
+        if kind == "own":
+            continue
+        note("any", entry.t)
+        if kind in ("progress", "ready", "fatal"):
+            note(kind, entry.t)
+    return JournalSeen(**{f"{name}_t": t for name, t in times.items()})
+
+
+@dataclass
+class Still:
+    """The blocking half of a look."""
+
+    unit: UnitSeen | None = None
+    owner: PortOwner | None = None
+    clients: tuple[str, ...] | None = None
+    journal: JournalSeen | None = None
+    host: HostSeen | None = None
+    troubles: list[str] = field(default_factory=list)
+
+
+# --- edge
+
+
+class Lookout:
+    """Looks at one server. `troubles` holds what the last look could not read, in words, for the caller to tell."""
+
+    def __init__(self, resolved: Resolved) -> None:
+        live = resolved.settings.live
+        self.unit = live.unit
+        self.port = urlsplit(live.url).port or 80
+        self.prober = Prober(resolved.profile, live, resolved.settings.sentinel.probe_deadline_s)
+        self.state: unit.UnitState | None = None
+        self.troubles: list[str] = []
+        self._profile = resolved.profile
+        self._follower: Follower | None = None
+        self._seen = JournalSeen()
+        self._cpu = CpuWatch()
+        self._still: asyncio.Future[Still] | None = None
+
+    async def poll(self) -> Poll:
+        """One Poll, stamped when its first probe was sent. Never raises for anything of the server's."""
+        t, wall = boottime(), time.time()
+        health, stats, still = await asyncio.gather(self.prober.health(), self.prober.stats(), self._look_still(t))
+        if still is None:
+            return Poll(t=t, wall=wall, checker=f"systemd or /proc did not answer within {BLOCKING_MAX_S:.0f} s")
+        self.troubles = still.troubles
+        return self._merge(t, wall, health, stats, still)
+
+    def _merge(self, t: float, wall: float, health: Health, stats: Stats, still: Still) -> Poll:
+        return Poll(t=t, wall=wall, health=health, stats=stats, unit=still.unit, owner=still.owner,
+                    clients=still.clients, journal=still.journal, host=still.host)  # fmt: skip
+
+    async def _look_still(self, t: float) -> Still | None:
+        if self._still is None:
+            self._still = asyncio.ensure_future(asyncio.to_thread(self._read_still, t))
+        done, _ = await asyncio.wait({self._still}, timeout=BLOCKING_MAX_S)
+        if not done:
+            return None
+        still, self._still = self._still, None
+        return still.result()
+
+    def _read_still(self, t: float) -> Still:
+        still = Still()
+        pids: tuple[int, ...] = ()
+        try:
+            self.state = state = unit.show(self.unit)
+            still.unit = UnitSeen(active=state.active, sub=state.sub, main_pid=state.main_pid, start_t=state.start_t,
+                                  restarts=state.restarts)  # fmt: skip
+            pids = unit.pids(state.control_group)
+        except InferopsError as e:
+            still.troubles.append(str(e))
+        try:
+            still.owner = ports.owner(self.port, pids)[0]
+            still.clients = ports.established(self.port)
+        except InferopsError as e:
+            still.troubles.append(str(e))
+        if pids:
+            still.host = msgspec.structs.replace(self._cpu.sample(pids, t), gpu=gpu_open(pids))
+        try:
+            still.journal = self._read_journal(still)
+        except InferopsError as e:
+            still.troubles.append(str(e))
+        return still
+
+    def _read_journal(self, still: Still) -> JournalSeen:
+        if self._follower is None:
+            since = self.state.start_t if self.state is not None else None
+            self._follower = Follower([self.unit], since_t=since)
+        for _ in range(DRAINS_MAX):
+            batch = self._follower.drain()
+            if batch.gap is not None:
+                still.troubles.append(batch.gap)
+            self._seen = seen_in(batch.entries, self._seen, self._profile)
+            if not batch.truncated:
+                break
+        return self._seen
+
+    async def close(self) -> None:
+        await self.prober.aclose()
+        if self._follower is not None:
+            self._follower.close()

@@ -1,0 +1,111 @@
+"""What the wedge policy remembers and says: State, Event, Step, and the Turn that makes one from the other. Pure."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Literal
+
+from inferops.core.evidence import Patience
+from inferops.core.poll import Poll, Stats
+
+Stage = Literal["watch", "capture", "look", "canary", "stacks", "last", "restart", "standing"]
+Action = Literal["capture", "canary", "stacks", "restart"]
+EventLevel = Literal["alert", "warn", "note"]
+Key = tuple[int, float | None, str | None]  # main pid, its start (BOOTTIME s), the engine's own instance id
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """One thing to say. `kind` is the first word of the journal text; `wclass` the wedge class, if one is on."""
+
+    kind: str
+    level: EventLevel
+    t: float
+    text: str
+    wclass: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class State:
+    """All that the policy remembers; it belongs to one process (`key`) and dies with it. Times are BOOTTIME s.
+
+    progress_t: last evidence of progress, CPU included (real_progress_t: without CPU); journal_t: newest progress
+    line counted; seen_t: last poll with gauges or progress; error_since: health says 5xx since; proofs: canaries
+    that got a token since the last real progress; told: what is not to be said twice.
+    """
+
+    key: Key | None = None
+    last_t: float | None = None
+    first_t: float = 0.0
+    ready_t: float | None = None
+    progress_t: float = -math.inf
+    real_progress_t: float = -math.inf
+    journal_t: float = -math.inf
+    fatal_t: float = -math.inf
+    counters: Mapping[str, float] = field(default_factory=dict)
+    last_stats: Stats | None = None
+    idle_clients: frozenset[str] | None = None
+    work_since: float | None = None
+    error_since: float | None = None
+    seen_t: float = 0.0
+    stage: Stage = "watch"
+    wclass: str = ""
+    look_left: int = 0
+    captured: bool = False
+    canary_out: bool = False
+    proofs: int = 0
+    d_tids: frozenset[int] = frozenset()
+    restarted: bool = False
+    told: frozenset[str] = frozenset()
+
+    @property
+    def pid(self) -> int:
+        return self.key[0] if self.key is not None else 0
+
+    def quiet_since(self) -> float:
+        """Since when work is outstanding without progress; +inf where no work is."""
+        if self.work_since is None:
+            return math.inf
+        return max(self.progress_t, self.work_since, self.ready_t if self.ready_t is not None else -math.inf)
+
+    def shifted(self, by: float) -> State:
+        """The same state `by` seconds later, as if that time had not been: no clock in it advances."""
+
+        def later(t: float | None) -> float | None:
+            return None if t is None else t + by
+
+        return replace(self, first_t=self.first_t + by, seen_t=self.seen_t + by, progress_t=self.progress_t + by,
+                       real_progress_t=self.real_progress_t + by, work_since=later(self.work_since),
+                       error_since=later(self.error_since))  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    state: State
+    events: tuple[Event, ...] = ()
+    action: Action | None = None
+
+
+class Turn:
+    """One step under way: the poll, the state being made, the events so far."""
+
+    def __init__(self, state: State, poll: Poll, patience: Patience) -> None:
+        self.s, self.poll, self.p = state, poll, patience
+        self.events: list[Event] = []
+
+    def tell(self, kind: str, level: EventLevel, text: str, *, once: str = "") -> None:
+        """Adds an event; with `once`, only the first time until that word is forgotten."""
+        if once and once in self.s.told:
+            return
+        if once:
+            self.s = replace(self.s, told=self.s.told | {once})
+        self.events.append(Event(kind, level, self.poll.t, text, self.s.wclass))
+
+    def forget(self, *prefixes: str) -> None:
+        """Lets what was told once be told again."""
+        self.s = replace(self.s, told=frozenset(w for w in self.s.told if not w.startswith(prefixes)))
+
+    def end(self, action: Action | None = None) -> Step:
+        return Step(self.s, tuple(self.events), action)
