@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import msgspec
 import pytest
-from polls import CLIENT, ERROR, HANG, PATIENCE, READY, SILENT, START_T, Run, ok, poll
 
 from inferops.core.poll import Done, Gate, Health, HostSeen, JournalSeen, Poll, Stats, UnitSeen
+from tests.polls import CLIENT, ERROR, HANG, PATIENCE, READY, SILENT, START_T, Run, ok, poll
 
 WAY = ["READY", "STALL", "ARMED", "CAPTURED", "CANARY", "STACKS", "WEDGE"]
 
@@ -408,6 +408,22 @@ def test_a_stats_endpoint_that_answers_nonsense_is_told_on_the_second_poll(answe
     assert "text/html" in run.events[-1].text
     run.until(3020, start=3010, stats=ok())
     assert run.kinds()[-1] == "SEEING"
+
+
+def test_a_unit_that_systemd_no_longer_shows_is_blind_and_never_a_restart() -> None:
+    run = Run().until(60, stats=decoding, clients=CLIENT).until(900, start=70, stats=HANG, clients=CLIENT, unit=None)
+    assert run.kinds() == ["READY", "BLIND", "STALL", "BLIND"]
+    assert run.at("BLIND") == 80
+    run.until(920, start=910, stats=ok())
+    assert run.kinds()[-1] == "SEEING"
+
+
+@pytest.mark.parametrize("stats", [Stats(answer="bad", why="html"), Stats(answer="refused"), None])
+def test_gauges_from_before_a_lost_stats_endpoint_are_no_work(stats: Stats | None) -> None:
+    run = Run().until(60, stats=ok(active=1, queued=2, n=1), clients=CLIENT)
+    run.until(3000, start=70, stats=stats, clients=CLIENT)
+    assert run.restarts() == []
+    assert "BLIND" in run.kinds()
 
 
 def test_a_fatal_line_is_told_once_while_the_process_lives() -> None:

@@ -8,15 +8,15 @@ from typing import Any
 import msgspec
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from polls import PATIENCE
 
 from inferops.core import budget
 from inferops.core.poll import Done, Gate, Health, HostSeen, JournalSeen, Poll, Stats, UnitSeen
 from inferops.core.turn import State
 from inferops.core.wedge import step
+from tests.polls import PATIENCE
 
 BOOT = "b"
-QUICK = settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+QUICK = settings(max_examples=400, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
 # A shape is what the server does for a while; a history is shapes with lengths. Numbers are polls of 10 s.
 SHAPES = "idle decode wedge spin prefill silent error blind loading queue missing gap other".split()

@@ -109,10 +109,14 @@ def work_sources(
     connections that were open at its last idle answer: kept-alive ones are not work by themselves, but any connection
     agrees with gauges that say work (a kept-alive one carries the next request too)."""
     says: list[str] = []
-    seen = gauges(poll.stats) or gauges(last)
+    fresh = gauges(poll.stats)
+    # Old gauges count while the endpoint hangs or nothing answers. Where it answers nonsense or was not read, the work
+    # may have ended unseen.
+    hangs = nothing_answers(poll) or (poll.stats is not None and poll.stats.answer == "timeout")
+    seen = fresh if fresh is not None else gauges(last) if hangs else None
     if seen is not None and sum(seen) > 0:
-        fresh = gauges(poll.stats) is not None
-        says.append(f"gauges {seen[0]} active {seen[1]} queued" + ("" if fresh else " when last answered"))
+        when = "" if fresh is not None else " when last answered"
+        says.append(f"gauges {seen[0]} active {seen[1]} queued{when}")
     waiting = len(poll.clients or ()) if says else new_clients(poll, idle_clients)
     if waiting:
         says.append(f"{waiting} client connection{'s' if waiting > 1 else ''}")

@@ -54,7 +54,12 @@ def _bind(turn: Turn) -> bool:
     """Binds the state to the process in this poll; False where there is none to judge."""
     poll, s = turn.poll, turn.s
     if poll.unit is None:
+        if "nounit" in s.told:
+            turn.tell("BLIND", "alert", "systemd says nothing of the unit: no pid to judge", once="blind:unit")
+        turn.s = replace(turn.s, told=turn.s.told | {"nounit"})
         return s.key is not None and s.stage != "restart"
+    turn.forget("nounit")
+    s = turn.s
     if poll.unit.main_pid == 0 or poll.unit.active == "deactivating":
         _no_process(turn)
         _end_restart(turn)

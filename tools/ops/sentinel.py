@@ -19,7 +19,7 @@ from typing import Any
 import click
 import msgspec
 
-from inferops.core import announce, capturing
+from inferops.core import announce, capturing, unit
 from inferops.core.budget import Budget
 from inferops.core.evidence import Patience
 from inferops.core.lock import Lock, holder
@@ -85,7 +85,8 @@ class Sentinel:
         self._to_stdout = not announce.stdout_is_journal()
 
     async def run(self, stop: asyncio.Event, polls: int | None) -> None:
-        """Polls until `stop` or `polls` are done; leaves nothing running."""
+        """Polls until `stop` or `polls` are done; leaves nothing running. Raises InferopsError: no such unit."""
+        await asyncio.to_thread(unit.show, self.unit)
         self.tell(Event("CONFIG", "note", boottime(), self.summary()))
         started, count = boottime(), 0
         try:
@@ -164,8 +165,6 @@ class Sentinel:
 
     async def restart(self) -> Done:
         """Restarts the unit once: lock, budget written, one more look at the pid, systemctl, the new pid."""
-        from inferops.core import unit
-
         def failed(why: str) -> Done:
             return Done(kind="restart", result="failed", t=boottime(), why=why)
 

@@ -1,0 +1,136 @@
+"""`make demo`: a real llama-server under a real systemd wedges inside llama_decode, and the sentinel undoes it.
+
+Everything happens in a box of its own (tests/system/box). Each line of the timeline is printed only after it was
+verified by pid, port, cgroup or journal; the first that is not ends the demo with exit 1. Exit 3: no box or engine here.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable
+
+from tests.engine.engine import EngineError
+from tests.engine.running import Engine, words
+from tests.system.box import Box, BoxError
+from tests.system.sentinel_unit import SentinelUnit, Told
+
+PREFILL_TOKENS = 9000
+WARM_REQUESTS = 4
+TTY = sys.stdout.isatty()
+
+
+class Unverified(Exception):
+    """A line of the timeline that turned out not to be true."""
+
+
+class Timeline:
+    def __init__(self) -> None:
+        self.began, self.lines = time.monotonic(), 0
+
+    def say(self, what: str, proof: str) -> None:
+        """One verified line: seconds, what happened, by what it was verified."""
+        self.lines += 1
+        mark = "\x1b[32mok\x1b[0m" if TTY else "ok"
+        print(f"{time.monotonic() - self.began:6.1f} s  {mark}  {what:<46}  {proof}"[: 110 if TTY else 99], flush=True)
+
+    def now(self, what: str) -> None:
+        """Progress, on stderr: what is being waited for."""
+        print(f"{time.monotonic() - self.began:6.1f} s  ..  {what}", file=sys.stderr, flush=True)
+
+
+def check(true: bool, what: str) -> None:
+    if not true:
+        raise Unverified(what)
+
+
+def healthy(engine: Engine, sentinel: SentinelUnit, line: Timeline) -> None:
+    """Load that ends well, then a long prefill that looks like a wedge, and no event for either."""
+    streams = [engine.stream(words(40, seed), 24) for seed in range(WARM_REQUESTS)]
+    done = [s.end(120) for s in streams]
+    bad = [s.error for s in done if s.error]
+    check(not bad, f"a warm-up request failed: {bad}")
+    line.say(f"{len(done)} of {len(done)} streaming requests answered", "each with its finish_reason")
+    before = sentinel.kinds()
+    line.now(f"a {PREFILL_TOKENS}-token prompt: /metrics and /slots stop answering, no token comes")
+    slow = engine.stream(words(PREFILL_TOKENS, 99), 8)
+    ttft = slow.first(300)
+    slow.end(120)
+    read = int(slow.usage.get("prompt_tokens", 0))
+    check(read >= PREFILL_TOKENS * 0.9, f"the prompt had {read} tokens")
+    check(not slow.error, slow.error)
+    news = [k for k in sentinel.kinds()[len(before) :] if k not in ("STALL", "PROGRESS")]
+    check(not news, f"the sentinel told of a healthy prefill: {news}")
+    line.say(f"prefill of {read:,} tokens left alone, TTFT {ttft:.1f} s", "journal: no ARMED, same pid")
+
+
+def wedge(engine: Engine, sentinel: SentinelUnit, line: Timeline) -> None:
+    """From the fault to the verified restart, each step read back from the journal and checked on the system."""
+    old, seen = engine.pid(), len(sentinel.events())
+    victim = engine.stream(words(40, 7), 4000)
+    victim.first(120)
+    engine.fault("futex 600")
+    engine.faulted()
+    at = time.clock_gettime(time.CLOCK_BOOTTIME)
+    line.say("llama_decode blocks in a futex, in mid-answer", f"fault taken by pid {old}")
+    code, _ = engine.get("/health", 5.0)
+    check(code == 200, f"/health says {code}")
+    line.say("/health still says 200", "as it does in every wedge")
+
+    def then(kind: str, what: Callable[[Told], str], proof: Callable[[Told], str]) -> Told:
+        event = sentinel.wait(kind, 120, seen)
+        line.say(f"{kind:<9} {what(event)}", f"journal +{event.t - at:.1f} s" + proof(event))
+        return event
+
+    armed = then("ARMED", lambda e: f"class {e.fields['INFEROPS_CLASS']}", lambda e: "")
+    check(armed.fields["INFEROPS_CLASS"] == "C", armed.text)
+    captured = then("CAPTURED", lambda e: "threads twice, stats, journal", lambda e: "")
+    where = captured.fields["INFEROPS_CAPTURE"]
+    check("manifest.json" in sentinel.box.run(["ls", where]).stdout, f"no manifest in {where}")
+    canary = then("CANARY", lambda e: "one token asked for, none came", lambda e: "")
+    check("none" in canary.text, canary.text)
+    then("STACKS", lambda e: "gdb, bounded, target running after", lambda e: "")
+    stacks = sentinel.box.read(f"{where}/stacks.txt")
+    check("inferops_fault_futex" in stacks, "the fault is not in the stacks")
+    line.say("the stacks name the blocked function", "stacks.txt: inferops_fault_futex")
+    then("WEDGE", lambda e: "stands on the last look: restarting", lambda e: "")
+    restarted = then("RESTARTED", lambda e: "new pid, its port, ready", lambda e: "")
+    new = engine.pid()
+    check(new not in (0, old), f"main pid {old} -> {new}")
+    check(str(new) in restarted.text, restarted.text)
+    listener = sentinel.box.run(["ss", "-ltnpH", "sport", "=", ":8080"]).stdout
+    check(f"pid={new}," in listener, f"the port is held by {listener.strip()}")
+    line.say(f"pid {old} -> {new}, and {new} holds the port", "systemctl, ss")
+    answer = engine.stream(words(40, 8), 8).end(120)
+    check(not answer.error and bool(answer.times), answer.error)
+    line.say("a new request is answered", f"first token in {answer.first() * 1000:.0f} ms")
+
+
+def main() -> int:
+    line = Timeline()
+    if (why := Box.missing()) is not None:
+        print(f"demo: no box can be had here: {why}", file=sys.stderr)
+        return 3
+    try:
+        line.now("a systemd of its own boots; a 270M model is loaded")
+        with Box() as box:
+            engine = Engine(box).start()
+            line.say("llama-server is ready as a systemd unit", f"pid {engine.pid()} in a box of its own")
+            sentinel = SentinelUnit(box).start()
+            sentinel.wait("READY", 60)
+            line.say("the sentinel watches: poll 1 s, stall 6 s", "systemd: READY=1, journal: READY")
+            healthy(engine, sentinel, line)
+            wedge(engine, sentinel, line)
+    except Unverified as e:
+        print(f"demo: NOT verified: {e}", file=sys.stderr)
+        return 1
+    except (BoxError, EngineError, OSError) as e:
+        print(f"demo: {e}", file=sys.stderr)
+        return 1
+    took = time.monotonic() - line.began
+    print(f"demo: all {line.lines} lines verified in {took:.0f} s: healthy work left alone, one wedge found and undone")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
