@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from polls import poll
 
 from inferops.core.tape import Header, Writer, read
 from inferops.core.verdict import BlindError, InferopsError, UsageError
+from tests.polls import poll
 
 HEADER = Header(subject="x.service", engine="llama-cpp", patience={"stall_s": 150.0})
 

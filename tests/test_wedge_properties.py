@@ -3,6 +3,7 @@ alone, beyond the budget, within the bound of the last progress, or in state of 
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 import msgspec
@@ -16,7 +17,12 @@ from inferops.core.wedge import step
 from tests.polls import PATIENCE
 
 BOOT = "b"
-QUICK = settings(max_examples=400, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+# INFEROPS_EXAMPLES is `make prove`; CI draws a sample.
+QUICK = settings(
+    max_examples=int(os.environ.get("INFEROPS_EXAMPLES") or 300),
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow],
+)
 
 # A shape is what the server does for a while; a history is shapes with lengths. Numbers are polls of 10 s.
 SHAPES = "idle decode wedge spin prefill silent error blind loading queue missing gap other".split()

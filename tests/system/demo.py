@@ -1,7 +1,7 @@
 """`make demo`: a real llama-server under a real systemd wedges inside llama_decode, and the sentinel undoes it.
 
 Everything happens in a box of its own (tests/system/box). Each line of the timeline is printed only after it was
-verified by pid, port, cgroup or journal; the first that is not ends the demo with exit 1. Exit 3: no box or engine here.
+verified by pid, port, cgroup or journal; the first that is not ends the demo with exit 1. Exit 3: no box to be had.
 """
 
 from __future__ import annotations
@@ -10,8 +10,9 @@ import sys
 import time
 from collections.abc import Callable
 
+from inferops.load.drive import prompt
 from tests.engine.engine import EngineError
-from tests.engine.running import Engine, words
+from tests.engine.running import Engine
 from tests.system.box import Box, BoxError
 from tests.system.sentinel_unit import SentinelUnit, Told
 
@@ -46,14 +47,14 @@ def check(true: bool, what: str) -> None:
 
 def healthy(engine: Engine, sentinel: SentinelUnit, line: Timeline) -> None:
     """Load that ends well, then a long prefill that looks like a wedge, and no event for either."""
-    streams = [engine.stream(words(40, seed), 24) for seed in range(WARM_REQUESTS)]
+    streams = [engine.stream(prompt(40, seed), 24) for seed in range(WARM_REQUESTS)]
     done = [s.end(120) for s in streams]
     bad = [s.error for s in done if s.error]
     check(not bad, f"a warm-up request failed: {bad}")
     line.say(f"{len(done)} of {len(done)} streaming requests answered", "each with its finish_reason")
     before = sentinel.kinds()
     line.now(f"a {PREFILL_TOKENS}-token prompt: /metrics and /slots stop answering, no token comes")
-    slow = engine.stream(words(PREFILL_TOKENS, 99), 8)
+    slow = engine.stream(prompt(PREFILL_TOKENS, 99), 8)
     ttft = slow.first(300)
     slow.end(120)
     read = int(slow.usage.get("prompt_tokens", 0))
@@ -67,7 +68,7 @@ def healthy(engine: Engine, sentinel: SentinelUnit, line: Timeline) -> None:
 def wedge(engine: Engine, sentinel: SentinelUnit, line: Timeline) -> None:
     """From the fault to the verified restart, each step read back from the journal and checked on the system."""
     old, seen = engine.pid(), len(sentinel.events())
-    victim = engine.stream(words(40, 7), 4000)
+    victim = engine.stream(prompt(40, 7), 4000)
     victim.first(120)
     engine.fault("futex 600")
     engine.faulted()
@@ -101,7 +102,7 @@ def wedge(engine: Engine, sentinel: SentinelUnit, line: Timeline) -> None:
     listener = sentinel.box.run(["ss", "-ltnpH", "sport", "=", ":8080"]).stdout
     check(f"pid={new}," in listener, f"the port is held by {listener.strip()}")
     line.say(f"pid {old} -> {new}, and {new} holds the port", "systemctl, ss")
-    answer = engine.stream(words(40, 8), 8).end(120)
+    answer = engine.stream(prompt(40, 8), 8).end(120)
     check(not answer.error and bool(answer.times), answer.error)
     line.say("a new request is answered", f"first token in {answer.first() * 1000:.0f} ms")
 

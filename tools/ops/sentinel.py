@@ -13,6 +13,7 @@ import os
 import signal
 import sys
 import time
+from collections.abc import Coroutine
 from pathlib import Path
 from typing import Any
 
@@ -80,7 +81,7 @@ class Sentinel:
         self.capture: Path | None = None
         self.levels: set[str] = set()
         self._done: list[Done] = []
-        self._task: asyncio.Task[None] | None = None
+        self._tasks: set[asyncio.Task[None]] = set()
         self._told: set[str] = set()
         self._to_stdout = not announce.stdout_is_journal()
 
@@ -101,9 +102,9 @@ class Sentinel:
                     continue
         finally:
             notify("STOPPING=1")
-            if self._task is not None:
-                self._task.cancel()
-                await asyncio.gather(self._task, return_exceptions=True)
+            for task in self._tasks:
+                task.cancel()
+            await asyncio.gather(*self._tasks, return_exceptions=True)
             self.tape.close()
             await self.lookout.close()
 
@@ -125,7 +126,13 @@ class Sentinel:
         for event in result.events:
             self.tell(event)
         if result.action is not None:
-            self._task = asyncio.create_task(self.act(result.action))
+            self.begin(self.act(result.action))
+
+    def begin(self, work: Coroutine[Any, Any, None]) -> None:
+        """Runs `work` beside the polls; `run` ends what is left of it."""
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
 
     def held(self) -> str | None:
         """What forbids a restart right now: the machine lock or the budget."""
@@ -157,7 +164,7 @@ class Sentinel:
         self._done.append(done)
 
     async def take_capture(self) -> Done:
-        reason = f"class {self.state.wclass}"
+        reason, self.capture = f"class {self.state.wclass}", None
         ok, why, self.capture = await capturing.passive(
             self.resolved, reason, self.tape.path, self.settings.capture_gap_s
         )
@@ -207,19 +214,14 @@ class Sentinel:
                 self.budget.latch()
             except Exception as e:  # noqa: BLE001 - an open latch still counts the restarts
                 click.echo(f"inferops sentinel: the budget cannot be latched: {e}", err=True)
-        if event.kind == "RESUMED" and self.capture is not None:
-            self._later(capturing.resumed(self.resolved, self.capture, event.text))
+        if event.kind == "RESUMED":
+            self.begin(self.note_resumed(tuple(self._tasks), event.text))
 
-    def _later(self, work: Any) -> None:
-        """Runs a coroutine behind the one action that may be under way."""
-        before = self._task
-
-        async def chain() -> None:
-            if before is not None:
-                await asyncio.gather(before, return_exceptions=True)
-            await work
-
-        self._task = asyncio.create_task(chain())
+    async def note_resumed(self, under_way: tuple[asyncio.Task[None], ...], text: str) -> None:
+        """Lets the action under way end, then says in the capture that its engine was healthy after all."""
+        await asyncio.gather(*under_way, return_exceptions=True)
+        if self.capture is not None:
+            await capturing.resumed(self.resolved, self.capture, text)
 
     def record(self, poll: Poll) -> None:
         try:
