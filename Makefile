@@ -39,7 +39,7 @@ else
 endif
 	@$(MAKE) --no-print-directory test-other
 
-test-other: ## the quick tests (no systemd, no engine) on the other supported interpreters that are here
+test-other: setup ## the quick tests (no systemd, no engine) on the other supported interpreters that are here
 	@tests/other_pythons.sh
 
 lint: setup ## ruff and mypy --strict

@@ -21,4 +21,5 @@ for version in "${supported[@]}"; do
   ".venv-$version/bin/python" -m pytest tests -m 'not box and not engine' -q
   ran+=("$version")
 done
-echo "test-other: every test on $first, the quick ones on: ${ran[*]:-none}; not found on this machine: ${absent[*]:-none}"
+echo "test-other: the quick tests passed on: ${ran[*]:-no other}; not found here: ${absent[*]:-none};" \
+  "${VENV:-.venv} is $first"

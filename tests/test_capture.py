@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -135,6 +136,38 @@ def test_a_failed_attach_is_told_by_its_frames(text: str, said: str, expected: s
 
 def test_only_what_was_running_before_is_left_stopped() -> None:
     assert stacks.left_held({1: "S", 2: "T", 3: "R"}, {1: "T", 2: "T", 3: "t", 4: "T", 5: "S"}) == [1, 3, 4]
+
+
+AGAIN = "import os, signal, time\nsignal.signal(signal.SIGCONT, lambda *_: os.kill(os.getpid(), signal.SIGSTOP))\n"
+
+
+@pytest.mark.parametrize(
+    ("script", "before", "released", "state"),
+    [
+        ("", "S", (True, False), "S"),  # gdb left it stopped: SIGCONT
+        ("", "T", (False, False), "T"),  # somebody else had stopped it: left alone
+        (AGAIN, "S", (True, True), "T"),  # it can't be helped, and that is said
+    ],
+)
+def test_a_target_is_seen_to_run_afterwards(
+    script: str, before: str, released: tuple[bool, bool], state: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stacks, "SETTLE_S", 0.5)
+    code = f"{script}print(flush=True)\nimport time\nwhile True: time.sleep(1)"
+    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE) as child:
+        assert child.stdout is not None
+        child.stdout.readline()
+        target = os.pidfd_open(child.pid)
+        try:
+            child.send_signal(signal.SIGSTOP)
+            while process.threads(child.pid, detail=False)[0].state != "T":
+                time.sleep(0.01)
+            assert stacks._release(child.pid, target, {child.pid: before}) == released
+            time.sleep(0.1)
+            assert process.threads(child.pid, detail=False)[0].state == state
+        finally:
+            os.close(target)
+            child.kill()
 
 
 def test_a_target_left_stopped_is_said_first() -> None:

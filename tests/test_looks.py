@@ -49,6 +49,7 @@ READINGS: dict[str, tuple[tuple[looks.Pair, ...], dict[str, Any], str]] = {
     "idle": (looked(*FLAT), {"outstanding": 0}, "and its own stats show no work: idle"),
     # what our own probing costs a blocked server: one tick of 10 ms
     "blocked and probed": (looked(*FLAT, thread(13, busy=0.01)), WORK, "used 0.01 s of CPU in 5.0 s: a blocked wedge"),
+    "a little more": (looked(*FLAT, thread(13, busy=0.09)), WORK, "used 0.09 s of CPU in 5.0 s, none of them hot"),
     "slow": (looked(*FLAT, thread(13, busy=0.2)), WORK, "none of them hot: slow work, or a wait with some life in it"),
     "spin": (
         looked(*SPUN),

@@ -85,7 +85,7 @@ def test_setup_makes_the_venv_once_and_again_when_what_it_is_made_from_changes(c
     assert first.returncode == 0, first.stderr
     assert first.stderr.splitlines()[-1] == "setup: done: .venv/bin/inferops"
     assert first.stdout == ""
-    import_it = [str(checkout / ".venv/bin/python"), "-c", "import inferops; print(inferops.__file__)"]
+    import_it = [str(checkout / ".venv/bin/python"), "-E", "-c", "import inferops; print(inferops.__file__)"]
     origin = subprocess.run(import_it, cwd="/", capture_output=True, text=True, timeout=60, check=True).stdout.strip()
     assert Path(origin).samefile(checkout / "tools" / "__init__.py")
 
@@ -161,6 +161,19 @@ def test_without_root_and_sudo_nothing_starts_and_it_says_why(checkout: Path, ba
     )
     assert "Error 3" in done.stderr
     assert not (checkout / ".venv").exists()
+
+
+def test_an_interpreter_that_is_not_here_is_named(checkout: Path, bare_path: str) -> None:
+    for tool in ("ls", "sort"):
+        (Path(bare_path) / tool).symlink_to(_real(tool))
+    venv = str(Path(sys.executable).parents[1])
+    done = run(checkout, "tests/other_pythons.sh", PATH=bare_path, PYENV_ROOT=str(checkout), VENV=venv)
+    first = "{}.{}".format(*sys.version_info)
+    others = " ".join(version for version in ("3.11", "3.12") if version != first)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout == (
+        f"test-other: the quick tests passed on: no other; not found here: {others}; {venv} is {first}\n"
+    )
 
 
 def test_ci_is_make_test_and_passes_its_code_on(checkout: Path) -> None:

@@ -5,7 +5,6 @@ Every script that asks for `--help` pays for what is imported here: click and th
 
 from __future__ import annotations
 
-import difflib
 import importlib
 import sys
 from collections.abc import Mapping, Sequence
@@ -66,6 +65,8 @@ class Table(click.Group):
     ) -> tuple[str | None, click.Command | None, list[str]]:
         """As click does; an unknown name is an error that suggests the nearest one."""
         if args and args[0] not in self.table and not args[0].startswith("-"):
+            import difflib  # 3 ms that only a wrong name pays for
+
             near = difflib.get_close_matches(args[0], self.table, n=1, cutoff=0.5)
             known = f"did you mean {near[0]}?" if near else f"one of: {', '.join(self.table)}"
             unknown = UsageError(f"no such command: {args[0]}", f"{known} ({ctx.command_path} --help)")

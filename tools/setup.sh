@@ -10,7 +10,8 @@ die() { say "$1  -> $2"; exit 3; }
 as_root() { if [ "$(id -u)" = 0 ]; then "$@"; else sudo -n "$@"; fi; }
 
 if [ "${1:-}" = rights ]; then
-  as_root true 2>/dev/null || die "no root: a systemd of one's own (tests/system/box) takes it" "run: sudo make ${*:2}"
+  as_root true 2>/dev/null ||
+    die "no root: a systemd of one's own (tests/system/box) takes it" "run: sudo make ${*:2}"
   exit 0
 fi
 
@@ -19,7 +20,8 @@ fi
 interpreter=$("$PYTHON" -c 'import os, sys; print(os.path.realpath(sys.executable), *sys.version_info[:3])' 2>/dev/null) ||
   die "$PYTHON does not run" "install Python 3.11 or later, or name one: make setup PYTHON=/path/to/python3.12"
 read -r python major minor micro <<<"$interpreter"
-[ "$major" = 3 ] && [ "$minor" -ge 11 ] || die "$PYTHON is Python $major.$minor, 3.11 or later is needed" "make setup PYTHON=python3.11"
+[ "$major" = 3 ] && [ "$minor" -ge 11 ] ||
+  die "$PYTHON is Python $major.$minor, 3.11 or later is needed" "make setup PYTHON=python3.11"
 
 # --- system packages: need PACKAGE COMMAND…: the package is missing where the command fails
 
@@ -63,7 +65,7 @@ fi
 # --- the venv: a stamp for each extra says what it was made from
 
 exec 9>"$VENV.lock"
-flock 9 # two makes at once
+flock -n 9 || { say "waiting for another setup of $VENV"; flock 9; }
 origin="$python $major.$minor.$micro"
 if [ "$(cat "$VENV/made-by" 2>/dev/null)" != "$origin" ] || ! "$VENV/bin/python" -c '' 2>/dev/null; then
   if [ -e "$VENV" ]; then
@@ -85,9 +87,12 @@ if [ ${#todo[@]} -gt 0 ]; then
   extras=$(IFS=,; echo "${todo[*]}")
   say "installing inferops[$extras] into $VENV (a minute the first time)"
   export PIP_CONSTRAINT=$PWD/constraints.txt PIP_BUILD_CONSTRAINT=$PWD/constraints.txt # builds too: by pip's age
+  log=$VENV/setup.log
   "$VENV/bin/python" -m pip install --disable-pip-version-check -c constraints.txt -e ".[$extras]" 2>&1 </dev/null |
-    tee "$VENV/setup.log" | { grep --line-buffered -oE '^(Collecting|Building|Installing).{0,60}' || true; } | sed -u 's/^/  /' >&2 ||
-    { tail -n 15 "$VENV/setup.log" >&2; die "pip failed (all of it: $VENV/setup.log)" "put that right, then: make setup"; }
+    tee "$log" |
+    { grep --line-buffered -oE '^(Collecting|Building wheels for|Installing) [^ ]+' || true; } |
+    sed -u 's/^/  /' >&2 ||
+    { tail -n 15 "$log" >&2; die "pip failed (all of it: $log)" "put that right, then: make setup"; }
   for extra in "${todo[@]}"; do echo "$inputs" >"$VENV/has-$extra"; done
   say "done: $VENV/bin/inferops"
 fi

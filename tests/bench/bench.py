@@ -74,21 +74,12 @@ def cost(box: Box) -> None:
     show = usage(box, ["sh", "-c", "for i in $(seq 50); do systemctl show llama.service -p MainPID; done"])
     per_poll = (long["cpu_s"] - short["cpu_s"]) / POLLS * 1000
     systemctl = show["cpu_s"] / 50 * 1000
-    row(
-        "CPU a poll, all that it runs included",
-        f"{per_poll:.1f} ms",
-        f"systemctl show {systemctl:.1f} ms",
-        per_poll / systemctl,
-    )
+    each, one = f"{per_poll:.1f} ms", f"systemctl show {systemctl:.1f} ms"
+    row("CPU a poll, with all that it runs", each, one, per_poll / systemctl)
     row("CPU at the default poll of 10 s", f"{per_poll / 100:.3f} %", "of one core", per_poll / 1e4)
-    row(
-        f"resident, {POLLS} polls",
-        f"{long['rss_mb']:.1f} MB",
-        f"bare Python {bare['rss_mb']:.1f} MB",
-        long["rss_mb"] / bare["rss_mb"],
-    )
-    row("resident, growth over them", f"{long['rss_mb'] - short['rss_mb']:.1f} MB", f"1 poll {short['rss_mb']:.1f} MB",
-        long["rss_mb"] / short["rss_mb"])  # fmt: skip
+    first, last, none = short["rss_mb"], long["rss_mb"], bare["rss_mb"]
+    row(f"resident after {POLLS} polls", f"{last:.1f} MB", f"bare Python {none:.1f} MB", last / none)
+    row(f"resident after {POLLS} polls", f"{last:.1f} MB", f"after 1 poll {first:.1f} MB", last / first)
 
 
 def detection(box: Box, engine: Engine) -> None:

@@ -6,6 +6,7 @@ verified by pid, port, cgroup or journal; the first that is not ends the demo wi
 
 from __future__ import annotations
 
+import json
 import sys
 import time
 from collections.abc import Callable
@@ -13,11 +14,11 @@ from collections.abc import Callable
 from inferops.load.drive import prompt
 from tests.engine.engine import EngineError
 from tests.engine.running import Engine
-from tests.system.box import Box, BoxError
+from tests.system.box import CHECKOUT, Box, BoxError
 from tests.system.sentinel_unit import SentinelUnit, Told
 
 PREFILL_TOKENS = 9000
-WARM_REQUESTS = 4
+WARM_REQUESTS = 6
 TTY = sys.stdout.isatty()
 
 
@@ -33,7 +34,7 @@ class Timeline:
         """One verified line: seconds, what happened, by what it was verified."""
         self.lines += 1
         mark = "\x1b[32mok\x1b[0m" if TTY else "ok"
-        print(f"{time.monotonic() - self.began:6.1f} s  {mark}  {what:<46}  {proof}"[: 110 if TTY else 99], flush=True)
+        print(f"{time.monotonic() - self.began:6.1f} s  {mark}  {what:<50}  {proof}"[: 110 if TTY else 99], flush=True)
 
     def now(self, what: str) -> None:
         """Progress, on stderr: what is being waited for."""
@@ -47,11 +48,12 @@ def check(true: bool, what: str) -> None:
 
 def healthy(engine: Engine, sentinel: SentinelUnit, line: Timeline) -> None:
     """Load that ends well, then a long prefill that looks like a wedge, and no event for either."""
-    streams = [engine.stream(prompt(40, seed), 24) for seed in range(WARM_REQUESTS)]
-    done = [s.end(120) for s in streams]
-    bad = [s.error for s in done if s.error]
-    check(not bad, f"a warm-up request failed: {bad}")
-    line.say(f"{len(done)} of {len(done)} streaming requests answered", "each with its finish_reason")
+    argv = [sys.executable, str(CHECKOUT / "tools"), "load", "--url", "http://127.0.0.1:8080", "--output", "json"]
+    argv += ["--requests", str(WARM_REQUESTS), "--concurrency", "2", "--prompt-tokens", "40", "--max-tokens", "16"]
+    done = sentinel.box.run(argv, timeout=200, check=False)
+    report = json.loads(done.stdout or "{}")
+    check(done.returncode == 0, f"the load went wrong: {report.get('findings') or done.stderr}")
+    line.say(f"{WARM_REQUESTS} requests, 2 at a time, all answered", "inferops load: exit 0")
     before = sentinel.kinds()
     line.now(f"a {PREFILL_TOKENS}-token prompt: /metrics and /slots stop answering, no token comes")
     slow = engine.stream(prompt(PREFILL_TOKENS, 99), 8)

@@ -6,6 +6,7 @@ import json
 import sys
 import time
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
@@ -27,7 +28,7 @@ def box() -> Iterator[Box]:
         yield made
 
 
-def ready(box: Box, **sentinel: object) -> tuple[Engine, SentinelUnit]:
+def ready(box: Box, **sentinel: Any) -> tuple[Engine, SentinelUnit]:
     """A ready llama-server and a sentinel that has seen it so."""
     engine = Engine(box).start()
     watcher = SentinelUnit(box, **sentinel).start()

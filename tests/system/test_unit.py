@@ -13,7 +13,6 @@ from tests.system.box import Box
 pytestmark = pytest.mark.box
 
 FOREVER = "ExecStart=/bin/sleep 1000"
-AS_NOBODY = ("setpriv", "--reuid=65534", "--regid=65534", "--clear-groups")
 
 
 @pytest.fixture(scope="module")
@@ -56,8 +55,13 @@ def test_a_running_unit(machine: Box, eyes: Agent) -> None:
 def test_the_stop_of_the_run_before_lies_before_the_start(machine: Box, eyes: Agent) -> None:
     service(machine, "quick.service", FOREVER, "[Unit]", "StartLimitIntervalSec=0")
     eyes.do("from inferops.core.journal import STOPPING_ID, tail")
-    for _ in range(10):
+    for n in range(5):
+        if n == 2:  # a journald that lags, as on a machine that swaps: only the sender's time tells
+            machine.run(["systemctl", "kill", "--signal=STOP", "systemd-journald"])
         eyes.do("unit.restart('quick', 20)")
+        if n == 2:
+            time.sleep(0.5)
+            machine.run(["systemctl", "kill", "--signal=CONT", "systemd-journald"])
         machine.run(["journalctl", "--sync"])
         *_, stopping, _, stopped, started = eyes.ask("tail(['quick'], 20)")
         assert stopping["message_id"] == eyes.ask("STOPPING_ID")
@@ -194,8 +198,9 @@ def test_the_start_limit_is_told_with_its_remedy(machine: Box, eyes: Agent) -> N
 def test_another_user_looks_but_may_not_restart(machine: Box) -> None:
     service(machine, "mine.service", FOREVER)
     pid = machine.run(["systemctl", "show", "--value", "--property=MainPID", "mine"]).stdout
-    with Agent(machine, *AS_NOBODY) as eyes:
+    with Agent(machine) as eyes:
         eyes.do("from inferops.core import unit")
+        eyes.become(65534, "nogroup")
         assert eyes.ask("unit.show('mine').main_pid") == int(pid)
         assert eyes.ask("unit.pids(unit.show('mine').control_group)") == [int(pid)]
         with pytest.raises(Raised, match=r"BlindError: restart of mine.service: not allowed for uid 65534") as caught:

@@ -141,9 +141,8 @@ class Follower:
             one = mark(self._whole)
             seen.append(Mark(one.number, one.at_s))
         if len(seen) == SCAN_MAX_ENTRIES:
-            return [
-                f"over {SCAN_MAX_ENTRIES} journal entries since {_clock(self._base.at_s)}, too many to see if any are lost"
-            ]
+            since = _clock(self._base.at_s)
+            return [f"over {SCAN_MAX_ENTRIES} journal entries since {since}: too many to see if any are lost"]
         found = hole(self._base, seen)
         if found is None:
             return []

@@ -86,15 +86,17 @@ def hole(base: Mark, seen: Iterable[Mark]) -> tuple[int, Mark, Mark] | None:
 
 
 def take(reader: Any, units: frozenset[str], boot: bytes) -> tuple[Entry | None, int]:
-    """(the entry that the reader is at, None where it is not of `units`; the messages that it says were suppressed)."""
+    """(the entry that the reader is at, None where it is not of `units`; the messages that it says were suppressed).
+
+    The reader's filter has let through only entries whose sender journald vouches for: see journal._filter."""
     unit = field(reader, "_SYSTEMD_UNIT").decode("utf-8", "backslashreplace")
     message_id = field(reader, "MESSAGE_ID").decode("ascii", "backslashreplace")
     by_systemd = unit not in units
-    if by_systemd and field(reader, "_TRANSPORT") == b"driver" and message_id == DROPPED_ID:
+    if by_systemd and message_id == DROPPED_ID:
         return None, number_of(field(reader, "N_DROPPED"), 1)
     if by_systemd:
         unit = field(reader, "UNIT").decode("utf-8", "backslashreplace")
-        if unit not in units or field(reader, "_PID") != b"1":
+        if unit not in units:
             return None, 0
     invocation = "INVOCATION_ID" if by_systemd else "_SYSTEMD_INVOCATION_ID"
     usec, entry_boot = reader._get_monotonic()

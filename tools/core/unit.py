@@ -49,7 +49,7 @@ def boot_offset_s() -> float:
     """BOOTTIME - MONOTONIC: the seconds suspended since boot. Kept until it moves, so that times stay comparable."""
     now = time.clock_gettime(time.CLOCK_BOOTTIME) - time.clock_gettime(time.CLOCK_MONOTONIC)
     if not _offset_s or abs(now - _offset_s[0]) > OFFSET_SLACK_S:
-        _offset_s[:] = [round(now, 3)]
+        _offset_s[:] = [now]
     return _offset_s[0]
 
 

@@ -172,6 +172,7 @@ class Sentinel:
 
     async def restart(self) -> Done:
         """Restarts the unit once: lock, budget written, one more look at the pid, systemctl, the new pid."""
+
         def failed(why: str) -> Done:
             return Done(kind="restart", result="failed", t=boottime(), why=why)
 

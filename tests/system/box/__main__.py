@@ -6,9 +6,9 @@ import os
 import sys
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+sys.path.insert(0, str(Path(__file__).resolve().parents[3]))
 
-from box import Box, BoxError, names
+from tests.system.box import Box, BoxError, names
 
 
 def main(argv: list[str]) -> int:
