@@ -13,13 +13,11 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from urllib.parse import urlsplit
 
-import msgspec
-
 from inferops.core import ports, unit
 from inferops.core.journal import STOPPING_ID, Entry, Follower
 from inferops.core.poll import Health, HostSeen, JournalSeen, Poll, PortOwner, Stats, UnitSeen
 from inferops.core.probe import Prober
-from inferops.core.process import CpuWatch, gpu_open
+from inferops.core.process import CpuWatch
 from inferops.core.profile import Profile
 from inferops.core.settings import Resolved
 from inferops.core.verdict import InferopsError
@@ -90,7 +88,7 @@ class Lookout:
     async def poll(self) -> Poll:
         """One Poll, stamped when its first probe was sent. Never raises for anything of the server's."""
         t, wall = boottime(), time.time()
-        health, stats, still = await asyncio.gather(self.prober.health(), self.prober.stats(), self._look_still(t))
+        health, stats, still = await asyncio.gather(self.prober.health(), self.prober.stats(), self._look_still())
         if still is None:
             return Poll(t=t, wall=wall, checker=f"systemd or /proc did not answer within {BLOCKING_MAX_S:.0f} s")
         self.troubles = still.troubles
@@ -100,32 +98,34 @@ class Lookout:
         return Poll(t=t, wall=wall, health=health, stats=stats, unit=still.unit, owner=still.owner,
                     clients=still.clients, journal=still.journal, host=still.host)  # fmt: skip
 
-    async def _look_still(self, t: float) -> Still | None:
+    async def _look_still(self) -> Still | None:
         if self._still is None:
-            self._still = asyncio.ensure_future(asyncio.to_thread(self._read_still, t))
+            self._still = asyncio.ensure_future(asyncio.to_thread(self._read_still))
         done, _ = await asyncio.wait({self._still}, timeout=BLOCKING_MAX_S)
         if not done:
             return None
         still, self._still = self._still, None
         return still.result()
 
-    def _read_still(self, t: float) -> Still:
+    def _read_still(self) -> Still:
         still = Still()
         pids: tuple[int, ...] = ()
+        group = ""
         try:
             self.state = state = unit.show(self.unit)
             still.unit = UnitSeen(active=state.active, sub=state.sub, main_pid=state.main_pid, start_t=state.start_t,
                                   restarts=state.restarts)  # fmt: skip
-            pids = unit.pids(state.control_group)
+            group = state.control_group
+            pids = unit.pids(group)
         except InferopsError as e:
             still.troubles.append(str(e))
         try:
-            still.owner = ports.owner(self.port, pids)[0]
+            still.owner = ports.owner(self.port, pids, group)[0]
             still.clients = ports.established(self.port)
         except InferopsError as e:
             still.troubles.append(str(e))
         if pids:
-            still.host = msgspec.structs.replace(self._cpu.sample(pids, t), gpu=gpu_open(pids))
+            still.host = self._cpu.sample(pids, boottime())
         try:
             still.journal = self._read_journal(still)
         except InferopsError as e:
@@ -135,7 +135,7 @@ class Lookout:
     def _read_journal(self, still: Still) -> JournalSeen:
         if self._follower is None:
             since = self.state.start_t if self.state is not None else None
-            self._follower = Follower([self.unit], since_t=since)
+            self._follower = Follower([self.state.name if self.state is not None else self.unit], since_t=since)
         for _ in range(DRAINS_MAX):
             batch = self._follower.drain()
             if batch.gap is not None:
