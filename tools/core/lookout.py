@@ -88,15 +88,16 @@ class Lookout:
     async def poll(self) -> Poll:
         """One Poll, stamped when its first probe was sent. Never raises for anything of the server's."""
         t, wall = boottime(), time.time()
-        health, stats, still = await asyncio.gather(self.prober.health(), self.prober.stats(), self._look_still())
-        if still is None:
+        health = asyncio.create_task(self.prober.health())
+        stats = asyncio.create_task(self.prober.stats())
+        still = asyncio.create_task(self._look_still())
+        await asyncio.wait({health, stats, still})  # all have ended: nothing of this poll runs into the next
+        seen = still.result()
+        if seen is None:
             return Poll(t=t, wall=wall, checker=f"systemd or /proc did not answer within {BLOCKING_MAX_S:.0f} s")
-        self.troubles = still.troubles
-        return self._merge(t, wall, health, stats, still)
-
-    def _merge(self, t: float, wall: float, health: Health, stats: Stats, still: Still) -> Poll:
-        return Poll(t=t, wall=wall, health=health, stats=stats, unit=still.unit, owner=still.owner,
-                    clients=still.clients, journal=still.journal, host=still.host)  # fmt: skip
+        self.troubles = seen.troubles
+        return Poll(t=t, wall=wall, health=health.result(), stats=stats.result(), unit=seen.unit, owner=seen.owner,
+                    clients=seen.clients, journal=seen.journal, host=seen.host)  # fmt: skip
 
     async def _look_still(self) -> Still | None:
         if self._still is None:
