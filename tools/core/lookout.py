@@ -15,7 +15,7 @@ from urllib.parse import urlsplit
 
 from inferops.core import ports, unit
 from inferops.core.journal import STOPPING_ID, Entry, Follower
-from inferops.core.poll import Health, HostSeen, JournalSeen, Poll, PortOwner, Stats, UnitSeen
+from inferops.core.poll import HostSeen, JournalSeen, Poll, PortOwner, UnitSeen
 from inferops.core.probe import Prober
 from inferops.core.process import CpuWatch
 from inferops.core.profile import Profile
