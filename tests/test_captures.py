@@ -142,6 +142,7 @@ def kept(root: Path) -> list[str]:
         ({"max_bytes": 25_000}, ["c2", "c3"]),
         ({"max_bytes": 1}, ["c3"]),
         ({"max_count": 1, "keep": "c1"}, ["c1", "c3"]),
+        ({"max_bytes": 1, "keep": "c1"}, ["c1", "c3"]),
     ],
 )
 def test_the_oldest_go_first_and_never_the_newest(tmp_path: Path, bounds: dict[str, Any], left: list[str]) -> None:

@@ -84,6 +84,14 @@ def test_class_e_nothing_answers_and_the_journal_is_silent() -> None:
     assert run.at("ARMED") == 210
 
 
+@pytest.mark.parametrize(("line_t", "wclass"), [(75, "E"), (300, "C")])
+def test_the_journal_is_silent_when_it_was_so_for_the_bound(line_t: float, wclass: str) -> None:
+    run = Run().until(60, stats=decoding, clients=CLIENT)
+    run.until(400, start=70, stats=HANG, health=SILENT, clients=CLIENT,
+              journal=lambda t: JournalSeen(any_t=START_T + min(t, line_t)))  # fmt: skip
+    assert [e.wclass for e in run.events if e.kind == "WEDGE"] == [wclass]
+
+
 def test_nothing_answers_on_an_idle_server_is_blind_and_never_a_restart() -> None:
     run = Run().until(60).until(2000, start=70, stats=HANG, health=SILENT)
     assert run.kinds() == ["READY", "BLIND"]

@@ -35,7 +35,7 @@ def judge(s: State, poll: Poll, p: Patience) -> tuple[str, str] | None:
     if len(says) < SOURCES_MIN:
         return None
     why = f"no progress from any source for {quiet:.0f} s; " + ", ".join(says)
-    if ev.nothing_answers(poll) and ev.journal_silent(poll, s.quiet_since()):
+    if ev.nothing_answers(poll) and ev.journal_silent(poll, poll.t - bound):
         return "E", "nothing answers, the journal is silent, " + why
     seen = ev.gauges(poll.stats)
     return ("A" if seen is not None and seen[0] == 0 else "C"), why

@@ -25,6 +25,7 @@ FRAMES_MAX = 40  # a thread; an engine's compute threads are 10 to 20 deep
 TEXT_MAX_BYTES = 32 << 20
 KILL_WAIT_S = 5.0  # for gdb to be gone after SIGKILL
 SETTLE_S = 2.0  # for the kernel to let the target go, and again for SIGCONT to take
+STEADY_S = 0.3  # it must be seen to run for so long: gdb's pending SIGSTOP can stop it a moment after gdb is gone
 LOOK_EVERY_S = 0.05
 WORDS_MAX = 200
 HELD = frozenset("Tt")
@@ -175,11 +176,15 @@ def _release(pid: int, target: int, before: Mapping[int, str]) -> tuple[bool, bo
 
 
 def _wait_released(pid: int, before: Mapping[int, str]) -> bool:
-    end = time.monotonic() + SETTLE_S
-    while left_held(before, _states(pid)):
-        if time.monotonic() > end:
+    """True once it was seen to run for STEADY_S on end; False if SETTLE_S pass without."""
+    now = clean = time.monotonic()
+    end = now + SETTLE_S
+    while now - clean < STEADY_S:
+        if now > end:
             return False
         time.sleep(LOOK_EVERY_S)
+        held, now = left_held(before, _states(pid)), time.monotonic()
+        clean = now if held else clean
     return True
 
 
