@@ -171,6 +171,13 @@ def test_a_connection_opened_after_the_last_idle_answer_is_work() -> None:
     assert run.at("ARMED") == 70 + 150
 
 
+def test_work_seen_while_stats_hang_has_its_own_bound_before_anything_is_called_blind() -> None:
+    run = Run().until(60).until(120, start=70, stats=HANG)
+    run.until(400, start=130, stats=HANG, clients=CLIENT)
+    assert run.kinds() == ["READY", "STALL", "ARMED", "CAPTURED", "CANARY", "STACKS", "WEDGE"]
+    assert run.at("ARMED") == 130 + 150
+
+
 def test_stats_that_hang_are_no_look_without_journal_or_cpu() -> None:
     run = Run().until(60, stats=decoding, clients=CLIENT)
     run.until(3000, start=70, stats=HANG, clients=CLIENT, journal=None, host=None)

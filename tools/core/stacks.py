@@ -152,7 +152,7 @@ def _gdb(pid: int, deadline_s: float) -> tuple[bytes, bytes, str]:
     try:
         out, err = gdb.communicate(timeout=deadline_s)
     except subprocess.TimeoutExpired as e:
-        return e.stdout or b"", e.stderr or b"", f"gdb did not end in {deadline_s:g} s and was killed"
+        return e.stdout or b"", e.stderr or b"", f"gdb did not end in {deadline_s:.1f} s and was killed"
     finally:
         if gdb.poll() is None:
             os.killpg(gdb.pid, signal.SIGKILL)

@@ -194,7 +194,8 @@ def _blind(turn: Turn, progressed: ev.Progress | None) -> None:
         turn.s = replace(turn.s, seen_t=poll.t)
         turn.forget("blind", "bad")
         return
-    unseen = poll.t - s.seen_t
+    quiet_since = s.quiet_since()  # work first seen later than anything else has its own bound, which `judge` keeps
+    unseen = poll.t - (s.seen_t if quiet_since == math.inf else max(s.seen_t, quiet_since))
     bad = poll.stats is not None and (
         poll.stats.answer == "bad" or (poll.stats.answer == "refused" and not ev.nothing_answers(poll))
     )
