@@ -21,9 +21,9 @@ from tests.system.box import CHECKOUT, Box, BoxError
 from tests.system.sentinel_unit import SentinelUnit
 
 SEED = int(os.environ.get("SEED") or "20261130")
-ROUNDS = int(os.environ.get("ROUNDS") or "8")
+ROUNDS = int(os.environ.get("ROUNDS") or "5")
 EXAMPLES = os.environ.get("EXAMPLES") or "20000"
-STALL_S, POLL_S = 6.0, 1.0
+STALL_S, POLL_S = 20.0, 2.0
 # The policy may take the last evidence up to a poll and a probe late, and the journal and the box add to what we read.
 LATE_S = POLL_S + 2.0
 EXPECTED = {"futex 900": "C", "spin 900": "C", "STOP": "E"}
@@ -91,7 +91,7 @@ def rounds() -> list[str]:
     calm: list[float] = []
     with Box() as box:
         engine = Engine(box).start()
-        watcher = SentinelUnit(box, stall_s=STALL_S, poll_s=POLL_S).start()
+        watcher = SentinelUnit(box, stall_s=STALL_S, poll_s=POLL_S, probe_deadline_s=1.9).start()
         watcher.wait("READY", 60)
         for number in range(ROUNDS):
             order: list[str | None] = [*EXPECTED, None, None]

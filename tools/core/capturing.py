@@ -29,7 +29,7 @@ async def passive(resolved: Resolved, reason: str, tape: Path, gap_s: float) -> 
     code, report, err = await _capture(resolved, args, gap_s + PASSIVE_SLACK_S)
     where = _directory(report)
     made = where is not None and code in (0, 3) and _level(report, "passive") == "ok"
-    return made, _line(report, err, code, where), where
+    return made, _line(report, "reading" if made else "", err, code, where), where
 
 
 async def stacks(resolved: Resolved, directory: Path | None, deadline_s: float) -> tuple[bool, str]:
@@ -38,7 +38,7 @@ async def stacks(resolved: Resolved, directory: Path | None, deadline_s: float) 
         return False, "no capture to put stacks into"
     args = ["--into", str(directory), "--stacks"]
     code, report, err = await _capture(resolved, args, deadline_s + STACKS_SLACK_S)
-    return code == 0, _line(report, err, code, None)
+    return code == 0, _line(report, "stacks" if code == 0 else "", err, code, None)
 
 
 async def resumed(resolved: Resolved, directory: Path, text: str) -> None:
@@ -109,9 +109,10 @@ def _level(report: dict[str, Any], which: str) -> str | None:
     return next((f.get("level") for f in report.get("findings", ()) if f.get("id") == which), None)
 
 
-def _line(report: dict[str, Any], err: str, code: int | None, where: Path | None) -> str:
-    """One line: the finding that decides how to read the capture, else what went wrong."""
-    found = {f.get("id"): f for f in report.get("findings", ())}
-    bad = [str(f.get("message")) for f in report.get("findings", ()) if f.get("level") in ("fail", "blind")]
-    said = str(found["reading"]["message"]) if "reading" in found else "; ".join(bad) or err or f"exit {code}"
+def _line(report: dict[str, Any], which: str, err: str, code: int | None, where: Path | None) -> str:
+    """One line: what finding `which` says, else everything that went wrong."""
+    findings = report.get("findings", ())
+    said = next((str(f.get("message")) for f in findings if f.get("id") == which), "")
+    bad = [str(f.get("message")) for f in findings if f.get("level") in ("fail", "blind")]
+    said = said or "; ".join(bad) or err or f"exit {code}"
     return escape(f"{where}: {said}" if where is not None else said)[:600]
