@@ -10,6 +10,7 @@ import json
 import sys
 import time
 from collections.abc import Callable
+from typing import Any
 
 from inferops.load.drive import prompt
 from tests.engine.engine import EngineError
@@ -89,13 +90,18 @@ def wedge(engine: Engine, sentinel: SentinelUnit, line: Timeline) -> None:
     check(armed.fields["INFEROPS_CLASS"] == "C", armed.text)
     captured = then("CAPTURED", lambda e: "threads twice, stats, journal", lambda e: "")
     where = captured.fields["INFEROPS_CAPTURE"]
-    check("manifest.json" in sentinel.box.run(["ls", where]).stdout, f"no manifest in {where}")
+    reading = manifest(sentinel, where)["reading"]
+    check("blocked wedge" in reading, f"the capture reads: {reading}")
+    line.say("it says how to read it: a blocked wedge", "manifest.json, two looks at /proc")
     canary = then("CANARY", lambda e: "one token asked for, none came", lambda e: "")
     check("none" in canary.text, canary.text)
     then("STACKS", lambda e: "gdb, bounded, target running after", lambda e: "")
     stacks = sentinel.box.read(f"{where}/stacks.txt")
     check("inferops_fault_futex" in stacks, "the fault is not in the stacks")
     line.say("the stacks name the blocked function", "stacks.txt: inferops_fault_futex")
+    mode = sentinel.box.run(["stat", "-c", "%a", where]).stdout.strip()
+    check((mode, manifest(sentinel, where)["state"]) == ("700", "whole"), f"capture mode {mode}")
+    line.say("the capture is whole and private", "manifest.json: whole, mode 0700")
     then("WEDGE", lambda e: "stands on the last look: restarting", lambda e: "")
     restarted = then("RESTARTED", lambda e: "new pid, its port, ready", lambda e: "")
     new = engine.pid()
@@ -104,9 +110,17 @@ def wedge(engine: Engine, sentinel: SentinelUnit, line: Timeline) -> None:
     listener = sentinel.box.run(["ss", "-ltnpH", "sport", "=", ":8080"]).stdout
     check(f"pid={new}," in listener, f"the port is held by {listener.strip()}")
     line.say(f"pid {old} -> {new}, and {new} holds the port", "systemctl, ss")
+    spent = json.loads(sentinel.box.read("/var/lib/inferops/sentinel/llama.service/budget.json"))["restarts"]
+    check([e["result"] for e in spent] == ["ok"], f"the budget has {spent}")
+    line.say("the restart is counted: 1 of 2 in 30 minutes", "budget.json, written before it")
     answer = engine.stream(prompt(40, 8), 8).end(120)
     check(not answer.error and bool(answer.times), answer.error)
     line.say("a new request is answered", f"first token in {answer.first() * 1000:.0f} ms")
+
+
+def manifest(sentinel: SentinelUnit, where: str) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(sentinel.box.read(f"{where}/manifest.json"))
+    return found
 
 
 def main() -> int:
@@ -122,8 +136,11 @@ def main() -> int:
             sentinel = SentinelUnit(box).start()
             sentinel.wait("READY", 60)
             line.say("the sentinel watches: poll 1 s, stall 6 s", "systemd: READY=1, journal: READY")
+            began = sentinel.pid()
             healthy(engine, sentinel, line)
             wedge(engine, sentinel, line)
+            check(sentinel.pid() == began != 0, "the sentinel was restarted on the way")
+            line.say("one sentinel all the way", f"systemctl: pid {began}, never restarted")
     except Unverified as e:
         print(f"demo: NOT verified: {e}", file=sys.stderr)
         return 1

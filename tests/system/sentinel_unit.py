@@ -76,6 +76,10 @@ class SentinelUnit:
     def stop(self) -> None:
         self.box.run(["systemctl", "stop", UNIT], timeout=90)
 
+    def pid(self) -> int:
+        """Its main pid; 0 when it does not run."""
+        return int(self.box.run(["systemctl", "show", UNIT, "--property=MainPID", "--value"]).stdout)
+
     def events(self) -> list[Told]:
         """Every event so far, oldest first."""
         raw = self.box.journal(None, "-t", "inferops-sentinel", "-o", "json")
