@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 from pathlib import Path
 
@@ -31,7 +32,14 @@ def resolved(**flags: object) -> Resolved:
     [(100.0, 110.0), (100.4, 110.0), (109.999, 110.0), (110.0, 120.0), (113.0, 120.0), (155.0, 160.0)],
 )
 def test_polls_stay_on_the_grid_and_late_ones_are_skipped(now: float, wanted: float) -> None:
-    assert next_poll_at(100.0, now, 10.0) == pytest.approx(wanted)
+    assert next_poll_at(100.0, now, 10.0, math.inf, 5.0) == pytest.approx(wanted)
+
+
+@pytest.mark.parametrize(
+    ("due", "wanted"), [(104.0, 110.0), (105.0, 110.0), (107.5, 107.5), (110.0, 110.0), (114.9, 114.9), (115.0, 110.0)]
+)
+def test_a_poll_comes_when_a_timer_reaches_its_bound(due: float, wanted: float) -> None:
+    assert next_poll_at(100.0, 105.0, 10.0, due, 5.0) == wanted
 
 
 def test_the_policy_gets_the_operators_settings_and_the_profiles() -> None:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 import msgspec
 import pytest
 
+from inferops.core.armed import due_t
 from inferops.core.poll import Done, Gate, Health, HostSeen, JournalSeen, Poll, Stats, UnitSeen
 from tests.polls import CLIENT, ERROR, HANG, PATIENCE, READY, SILENT, START_T, Run, ok, poll
 
@@ -41,6 +43,17 @@ def test_detection_is_never_earlier_than_the_bound_wherever_the_poll_grid_falls(
         run = Run().until(60, stats=decoding, clients=CLIENT)
         run.until(400, start=60 + offset, stats=HANG, clients=CLIENT)
         assert 150 <= run.at("ARMED") - 60 < 150 + 10 + 1e-6
+
+
+def test_a_poll_is_due_when_the_bound_is_reached_and_arms_there() -> None:
+    run = Run()
+    assert due_t(run.state, PATIENCE) == math.inf
+    run.until(60, stats=decoding, clients=CLIENT).until(200, start=70, stats=HANG, clients=CLIENT)
+    assert due_t(run.state, PATIENCE) == START_T + 60 + 150
+    run.until(210, start=210, stats=HANG, clients=CLIENT)
+    assert (run.state.stage, due_t(run.state, PATIENCE)) == ("capture", math.inf)
+    run = Run().until(20).until(100, start=30, health=ERROR)
+    assert due_t(run.state, PATIENCE) == START_T + 30 + 150
 
 
 def test_class_a_queue_with_an_idle_engine() -> None:

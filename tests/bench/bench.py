@@ -23,7 +23,7 @@ from tests.system.sentinel_unit import CONFIG, SentinelUnit, settings
 STARTS = 25
 POLLS = 200
 WEDGES = 5
-STALL_S, POLL_S = 6.0, 1.0
+STALL_S, POLL_S, PROBE_S = 15.0, 1.0, 0.5  # the defaults, each by a tenth
 PACKAGE = str(CHECKOUT / "tools")
 
 # Runs a command and prints the resources of it and all that it waited for: user s, system s, the largest resident set.
@@ -36,7 +36,7 @@ USAGE = (
 
 
 def row(what: str, value: str, against: str, ratio: float) -> None:
-    print(f"{what:<44} {value:>13}  {against:<28} {ratio:6.2f}x", flush=True)
+    print(f"{what:<44} {value:>13}  {against:<28} {ratio:6.3g}x", flush=True)
 
 
 def progress(text: str) -> None:
@@ -88,7 +88,9 @@ def detection(box: Box, engine: Engine) -> None:
     for number in range(WEDGES):
         progress(f"wedge {number + 1} of {WEDGES}")
         box.run(["rm", "-f", "/var/lib/inferops/sentinel/llama.service/budget.json"])
-        watcher = SentinelUnit(box, stall_s=STALL_S, poll_s=POLL_S, stacks=False, canary=False).start()
+        watcher = SentinelUnit(
+            box, stall_s=STALL_S, poll_s=POLL_S, probe_deadline_s=PROBE_S, stacks=False, canary=False
+        ).start()
         seen = len(watcher.events())
         stream = engine.stream(prompt(30, number), 4000)
         stream.first(120)

@@ -41,6 +41,15 @@ def judge(s: State, poll: Poll, p: Patience) -> tuple[str, str] | None:
     return ("A" if seen is not None and seen[0] == 0 else "C"), why
 
 
+def due_t(s: State, p: Patience) -> float:
+    """When the running timers reach their bound, BOOTTIME s; +inf where none runs. A poll is wanted then: on the grid
+    alone detection would be late by up to one poll and the probes' deadline."""
+    if s.stage != "watch":
+        return math.inf
+    errors = math.inf if s.error_since is None else max(s.error_since, s.progress_t)
+    return min(s.quiet_since(), errors) + p.stall_s * 2**s.proofs
+
+
 def work_said(s: State, poll: Poll, p: Patience) -> tuple[str, ...]:
     """The sources that say work is outstanding; none of them where neither gauges nor clients do."""
     says = ev.work_sources(poll, p, last=s.last_stats, idle_clients=s.idle_clients)

@@ -88,13 +88,12 @@ async def _end(process: asyncio.subprocess.Process) -> None:
     """Leaves no capture running: it is asked first, since it may hold the server under gdb."""
     if process.returncode is not None:
         return
-    with contextlib.suppress(ProcessLookupError):
-        process.terminate()
-        try:
+    for stop in (process.terminate, process.kill):
+        with contextlib.suppress(ProcessLookupError):
+            stop()
+        with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(process.wait(), END_GRACE_S)
-        except TimeoutError:
-            process.kill()
-            await process.wait()
+            return  # else it hangs in the kernel: it has its SIGKILL, and the watch goes on
 
 
 def _directory(report: dict[str, Any]) -> Path | None:

@@ -20,7 +20,7 @@ from typing import Any
 import click
 import msgspec
 
-from inferops.core import announce, capturing, unit
+from inferops.core import announce, armed, capturing, unit
 from inferops.core.budget import Budget
 from inferops.core.evidence import Patience
 from inferops.core.lock import Lock, holder
@@ -34,6 +34,7 @@ from inferops.core.turn import Action, Event, State
 from inferops.core.verdict import InferopsError
 from inferops.core.wedge import step
 
+DUE_MARGIN_S = 0.01  # past the bound for certain: a timer may fire a little early by another clock
 RESTART_SLACK_S = 30.0  # over what the unit's own stop and start may take, before we say that the job hangs
 
 
@@ -56,9 +57,11 @@ def patience_of(resolved: Resolved) -> Patience:
     )
 
 
-def next_poll_at(started: float, now: float, poll_s: float) -> float:
-    """When the next poll begins, BOOTTIME s: on the first one's grid; a late poll skips points, never catches up."""
-    return started + (int((now - started) / poll_s) + 1) * poll_s
+def next_poll_at(started: float, now: float, poll_s: float, due_t: float, look_s: float) -> float:
+    """When the next poll begins, BOOTTIME s: on the first one's grid (a late poll skips points, never catches up), or
+    when a running timer reaches its bound, if that is sooner or falls into the `look_s` that a look may take."""
+    grid = started + (int((now - started) / poll_s) + 1) * poll_s
+    return due_t if now < due_t < grid + look_s else grid
 
 
 # --- edge
@@ -95,7 +98,9 @@ class Sentinel:
                 await self.once()
                 count += 1
                 notify(f"WATCHDOG=1\nSTATUS={self.status()}" + ("\nREADY=1" if count == 1 else ""))
-                wait = next_poll_at(started, boottime(), self.settings.poll_s) - boottime()
+                due_t = armed.due_t(self.state, self.patience) + DUE_MARGIN_S
+                look_s = self.settings.probe_deadline_s
+                wait = next_poll_at(started, boottime(), self.settings.poll_s, due_t, look_s) - boottime()
                 try:
                     await asyncio.wait_for(stop.wait(), timeout=max(0.0, wait))
                 except TimeoutError:
