@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import getpass
 import ipaddress
 import os
 import socket
@@ -171,7 +172,7 @@ def test_a_stranger_is_named(script: Script) -> None:
     comm = Path(f"/proc/{pid}/comm").read_text().strip()
     whose, who = ports.owner(int(port), [os.getpid()])
     assert whose == "other"
-    assert who == f"pid {pid} ({comm}) in {ports.cgroup_of(pid)}"
+    assert who == f"pid {pid} ({comm}) of {getpass.getuser()} in {ports.cgroup_of(pid)}"
     assert ports.owner(int(port), [pid]) == ("unit", "")
     assert ports.owner(int(port), [])[0] == "other"
 

@@ -67,7 +67,7 @@ def test_the_units_own_port(machine: Box, eyes: Agent, address: str, port: int) 
 def test_a_stranger_is_named_with_its_unit(machine: Box, eyes: Agent) -> None:
     service(machine, "mine.service", "ExecStart=/bin/sleep 1000")
     pid = server(machine, eyes, "stranger", "127.0.0.1", 8110)
-    named = f"pid {pid} (python3) in /system.slice/stranger.service"
+    named = f"pid {pid} (python3) of root in /system.slice/stranger.service"
     assert eyes.ask("ports.owner(8110, pids('mine'))") == ["other", named]
 
 
@@ -75,7 +75,7 @@ def test_a_second_server_on_the_same_port_is_seen(machine: Box, eyes: Agent) -> 
     server(machine, eyes, "first", "127.0.0.1", 8120)
     pid = server(machine, eyes, "second", "127.0.0.1", 8120)
     assert len(eyes.ask("ports.listeners(8120)")) == 2
-    named = f"pid {pid} (python3) in /system.slice/second.service"
+    named = f"pid {pid} (python3) of root in /system.slice/second.service"
     assert eyes.ask("ports.owner(8120, pids('first'))") == ["other", named]
     machine.run(["systemctl", "stop", "second"])
     assert eyes.ask("ports.owner(8120, pids('first'))") == ["unit", ""]
@@ -92,7 +92,7 @@ def test_a_socket_that_systemd_holds_for_the_unit(machine: Box, eyes: Agent) -> 
     machine.write("/etc/systemd/system/activated.socket", "[Socket]\nListenStream=127.0.0.1:8140\n")
     service(machine, "activated.service", "ExecStart=/bin/sleep 1000", start=False)
     machine.run(["systemctl", "start", "activated.socket"])
-    assert eyes.ask("ports.owner(8140, [])") == ["other", "pid 1 (systemd) in /init.scope"]
+    assert eyes.ask("ports.owner(8140, [])") == ["other", "pid 1 (systemd) of root in /init.scope"]
     machine.run(["systemctl", "start", "activated.service"])
     assert eyes.ask("ports.owner(8140, pids('activated'))") == ["unit", ""]
 

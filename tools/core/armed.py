@@ -25,7 +25,7 @@ def judge(s: State, poll: Poll, p: Patience) -> tuple[str, str] | None:
     """
     if poll.owner not in ("unit", "nobody") or poll.unit is None:
         return None
-    bound = p.stall_s * 2**s.proofs
+    bound = bound_s(s, p)
     if s.error_since is not None and ev.idle(poll) and poll.t - max(s.error_since, s.progress_t) >= bound:
         return "D", f"health answers an error for {poll.t - s.error_since:.0f} s, gauges known and zero"
     quiet = poll.t - s.quiet_since()
@@ -41,13 +41,18 @@ def judge(s: State, poll: Poll, p: Patience) -> tuple[str, str] | None:
     return ("A" if seen is not None and seen[0] == 0 else "C"), why
 
 
+def bound_s(s: State, p: Patience) -> float:
+    """How long a class must stand before it arms, seconds."""
+    return p.stall_s * (1 << s.proofs)
+
+
 def due_t(s: State, p: Patience) -> float:
     """When the running timers reach their bound, BOOTTIME s; +inf where none runs. A poll is wanted then: on the grid
     alone detection would be late by up to one poll and the probes' deadline."""
     if s.stage != "watch":
         return math.inf
     errors = math.inf if s.error_since is None else max(s.error_since, s.progress_t)
-    return min(s.quiet_since(), errors) + p.stall_s * 2**s.proofs
+    return min(s.quiet_since(), errors) + bound_s(s, p)
 
 
 def work_said(s: State, poll: Poll, p: Patience) -> tuple[str, ...]:

@@ -6,7 +6,6 @@ waits while the listen queue is full: the kernel keeps no connection for it (onl
 
 from __future__ import annotations
 
-import errno
 import os
 import socket
 import struct
@@ -15,8 +14,10 @@ from pathlib import Path
 from typing import Literal
 
 import msgspec
+import psutil
 
 from inferops.core.poll import PortOwner
+from inferops.core.process import open_files
 from inferops.core.verdict import BlindError, escape
 
 PROC = Path("/proc")
@@ -119,7 +120,7 @@ def listeners(port: int, pids: Iterable[int] | None = None) -> tuple[Listener, .
     ]
     if not found:
         return ()
-    held, _ = _holders({listener.inode for listener in found}, _every_pid() if pids is None else pids)
+    held, _ = _holders({listener.inode for listener in found}, psutil.pids() if pids is None else pids)
     return tuple(msgspec.structs.replace(one, pids=tuple(held.get(one.inode, ()))) for one in found)
 
 
@@ -135,7 +136,7 @@ def owner(port: int, unit_pids: Iterable[int], control_group: str = "") -> tuple
         if whose != "other":
             return whose, ""
         lost = {listener.inode for listener in found if not listener.pids}
-        held, hidden = _holders(lost, _every_pid())
+        held, hidden = _holders(lost, psutil.pids())
         if lost == held.keys() or hidden:
             break  # else it was closed between the two reads: look again
     if hidden & mine and lost != held.keys():
@@ -178,12 +179,13 @@ def cgroup_of(pid: int) -> str | None:
 
 
 def describe(pid: int) -> str:
-    """`pid 123 (python3) in /system.slice/x.service`, for people."""
+    """`pid 123 (python3) of root in /system.slice/x.service`, for people."""
     try:
-        comm = (PROC / str(pid) / "comm").read_text(errors="backslashreplace").strip()
-    except OSError:
-        comm = "gone"
-    return f"pid {pid} ({escape(comm)}) in {escape(cgroup_of(pid) or 'no cgroup')}"
+        process = psutil.Process(pid)
+        who = f"({escape(process.name())}) of {escape(process.username())}"
+    except psutil.Error:
+        who = "(gone)"
+    return f"pid {pid} {who} in {escape(cgroup_of(pid) or 'no cgroup')}"
 
 
 def _rows(port: int) -> Iterator[tuple[Family, tuple[Row, ...]]]:
@@ -207,31 +209,12 @@ def _holders(inodes: set[int], pids: Iterable[int]) -> tuple[dict[int, list[int]
     hidden: set[int] = set()
     for pid in pids if wanted else ():
         try:
-            for inode in {wanted[target] for target in _links(pid) if target in wanted}:
+            for inode in {wanted[target] for target in open_files(pid) if target in wanted}:
                 held.setdefault(inode, []).append(pid)
         except PermissionError:
             hidden.add(pid)
     return held, frozenset(hidden)
 
 
-def _links(pid: int | str) -> Iterator[str]:
-    """What the open files of a process are; nothing if it is gone. Raises PermissionError."""
-    folder = f"{PROC}/{pid}/fd"
-    try:
-        names = os.listdir(folder)
-    except (FileNotFoundError, ProcessLookupError):
-        return
-    for name in names:
-        try:
-            yield os.readlink(f"{folder}/{name}")
-        except OSError as e:
-            if e.errno not in (errno.ENOENT, errno.ESRCH):
-                raise
-
-
 def _own_inodes() -> frozenset[int]:
-    return frozenset(int(target[8:-1]) for target in _links("self") if target.startswith("socket:["))
-
-
-def _every_pid() -> list[int]:
-    return sorted(int(name) for name in os.listdir(PROC) if name.isdigit())
+    return frozenset(int(target[8:-1]) for target in open_files("self") if target.startswith("socket:["))

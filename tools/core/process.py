@@ -7,7 +7,7 @@ Blind to: work done for a process elsewhere (a GPU, a kernel thread), and a thre
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import msgspec
@@ -155,7 +155,7 @@ def gpu_open(pids: Iterable[int]) -> bool | None:
     seen, hidden = False, False
     for pid in pids:
         try:
-            for target in _open_files(pid):
+            for target in open_files(pid):
                 seen = True
                 if target.startswith(GPU_PREFIXES):
                     return True
@@ -164,7 +164,8 @@ def gpu_open(pids: Iterable[int]) -> bool | None:
     return None if hidden or not seen else False
 
 
-def _open_files(pid: int) -> Iterable[str]:
+def open_files(pid: int | str) -> Iterator[str]:
+    """What the open files of a process are, as /proc says; nothing if it is gone. Raises PermissionError."""
     folder = f"{PROC}/{pid}/fd"
     try:
         names = os.listdir(folder)
@@ -174,7 +175,7 @@ def _open_files(pid: int) -> Iterable[str]:
         try:
             yield os.readlink(f"{folder}/{name}")
         except (FileNotFoundError, ProcessLookupError):
-            yield ""  # closed meanwhile
+            continue  # closed meanwhile
 
 
 def start_ticks(pid: int) -> int | None:
