@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import math
 import os
@@ -10,14 +11,15 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from inferops.core import announce, capturing
+from inferops.core import announce, capturing, unit
 from inferops.core.journal import STOPPING_ID, Entry
 from inferops.core.lookout import seen_in
 from inferops.core.poll import JournalSeen
 from inferops.core.profile import load as load_profile
 from inferops.core.settings import Resolved, load
-from inferops.core.turn import Event
-from inferops.ops.sentinel import next_poll_at, patience_of
+from inferops.core.turn import Event, State
+from inferops.core.unit import UnitState
+from inferops.ops.sentinel import Sentinel, next_poll_at, patience_of
 
 DATA = Path(__file__).parent / "data"
 
@@ -107,3 +109,56 @@ def test_a_capture_process_resolves_the_same_settings(tmp_path: Path, monkeypatc
     assert there.settings == here.settings
     assert "k" not in {v for n, v in capturing.environ(here).items() if n.startswith("INFEROPS_")}
     assert os.environ["INFEROPS_SENTINEL_STALL_S"] == "999"
+
+
+def seen(pid: int, start_t: float) -> UnitState:
+    return UnitState(
+        name="llama.service", load="loaded", active="active", sub="running", result="success", main_pid=pid,
+        start_t=start_t, restarts=0, control_group="/x", invocation_id="", need_daemon_reload=False,
+        timeout_stop_s=5.0, timeout_start_s=90.0, restart="no", unit_type="simple",
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("who", ["another pid", "the same pid started anew", "another one that polls saw meanwhile"])
+def test_only_the_process_that_was_judged_is_restarted(who: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Between the decision and systemctl somebody else restarted the unit: its new process was never judged."""
+    sentinel = Sentinel(resolved(sentinel__action="restart"), "text")
+    sentinel.state = State(key=(77, 10.0, None))
+    now = seen(77, 20.0) if who == "the same pid started anew" else seen(78, 20.0)
+
+    def show(name: str) -> UnitState:
+        if who == "another one that polls saw meanwhile":
+            sentinel.state = State(key=(78, 20.0, None))
+        return now
+
+    restarted: list[str] = []
+    monkeypatch.setattr(unit, "show", show)
+    monkeypatch.setattr(unit, "restart", lambda name, deadline_s: restarted.append(name))
+    done = asyncio.run(sentinel.restart())
+    assert (done.result, restarted) == ("failed", [])
+    assert "not the one that was judged" in done.why
+    assert sentinel.budget.read().restarts == ()
+
+
+def test_the_judged_process_is_restarted_once_and_counted_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    sentinel = Sentinel(resolved(sentinel__action="restart"), "text")
+    sentinel.state = State(key=(77, 10.0, None))
+    shown = [seen(77, 10.0), seen(78, 30.0)]
+    counted: list[list[str]] = []
+    monkeypatch.setattr(unit, "show", lambda name: shown.pop(0))
+    monkeypatch.setattr(
+        unit, "restart", lambda name, deadline_s: counted.append([e.result for e in sentinel.budget.read().restarts])
+    )
+    assert asyncio.run(sentinel.restart()).result == "ok"
+    assert counted == [["spent"]]
+    assert [e.result for e in sentinel.budget.read().restarts] == ["ok"]
+
+
+def test_a_restart_that_brings_no_new_pid_has_failed(monkeypatch: pytest.MonkeyPatch) -> None:
+    sentinel = Sentinel(resolved(sentinel__action="restart"), "text")
+    sentinel.state = State(key=(77, 10.0, None))
+    monkeypatch.setattr(unit, "show", lambda name: seen(77, 10.0))
+    monkeypatch.setattr(unit, "restart", lambda name, deadline_s: None)
+    done = asyncio.run(sentinel.restart())
+    assert (done.result, done.why) == ("failed", "main pid is 77 after it")
+    assert [e.result for e in sentinel.budget.read().restarts] == ["failed"]

@@ -34,6 +34,7 @@ from inferops.core.turn import Action, Event, State
 from inferops.core.verdict import InferopsError
 from inferops.core.wedge import step
 
+TROUBLES_MAX = 200  # each is told once; past this many different ones, anew
 DUE_MARGIN_S = 0.01  # past the bound for certain: a timer may fire a little early by another clock
 RESTART_SLACK_S = 30.0  # over what the unit's own stop and start may take, before we say that the job hangs
 
@@ -124,7 +125,7 @@ class Sentinel:
         self.record(poll)
         for trouble in self.lookout.troubles:
             if trouble not in self._told:
-                self._told.add(trouble)
+                self._told = {*self._told, trouble} if len(self._told) < TROUBLES_MAX else {trouble}
                 self.tell(Event("GAP", "warn", poll.t, trouble))
         result = step(self.state, poll, self.patience)
         self.state = result.state
@@ -178,6 +179,8 @@ class Sentinel:
     async def restart(self) -> Done:
         """Restarts the unit once: lock, budget written, one more look at the pid, systemctl, the new pid."""
 
+        judged = self.state.key  # polls go on meanwhile and may bind the state to another process
+
         def failed(why: str) -> Done:
             return Done(kind="restart", result="failed", t=boottime(), why=why)
 
@@ -185,8 +188,8 @@ class Sentinel:
             if (reason := self.budget.held()) is not None:
                 return failed(reason)
             before = await asyncio.to_thread(unit.show, self.unit)
-            if self.state.key is None or (before.main_pid, before.start_t) != self.state.key[:2]:
-                return failed(f"main pid is {before.main_pid} now, {self.state.pid} was judged: not restarted")
+            if judged is None or (before.main_pid, before.start_t) != judged[:2]:
+                return failed(f"main pid is {before.main_pid} now, not the one that was judged: not restarted")
             self.budget.spend(before.main_pid, time.time())
             deadline = (before.timeout_stop_s or 3600.0) + self.settings.load_max_s + RESTART_SLACK_S
             try:
@@ -195,13 +198,11 @@ class Sentinel:
             except InferopsError as e:
                 self.budget.settle("failed")
                 return failed(str(e))
-            ok = after.main_pid not in (0, before.main_pid)
-            self.budget.settle("ok" if ok else "failed")
-            return (
-                Done(kind="restart", result="ok", t=boottime())
-                if ok
-                else failed(f"main pid is {after.main_pid} after it")
-            )
+            if after.main_pid in (0, before.main_pid):
+                self.budget.settle("failed")
+                return failed(f"main pid is {after.main_pid} after it")
+            self.budget.settle("ok")
+            return Done(kind="restart", result="ok", t=boottime())
 
     def tell(self, event: Event) -> None:
         """One event to the journal, and to stdout where that is not the journal already."""
