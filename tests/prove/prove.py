@@ -21,8 +21,8 @@ from tests.system.box import CHECKOUT, Box, BoxError
 from tests.system.sentinel_unit import SentinelUnit
 
 SEED = int(os.environ.get("SEED") or "20261130")
-ROUNDS = int(os.environ.get("ROUNDS") or "5")
-EXAMPLES = os.environ.get("EXAMPLES") or "20000"
+ROUNDS = int(os.environ.get("ROUNDS") or "4")
+EXAMPLES = os.environ.get("EXAMPLES") or "5000"
 STALL_S, POLL_S = 20.0, 2.0
 # The policy may take the last evidence up to a poll and a probe late, and the journal and the box add to what we read.
 LATE_S = POLL_S + 2.0

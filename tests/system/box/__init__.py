@@ -236,7 +236,12 @@ class Box:
         raise BoxError(f"box {self.name} did not boot (state: {state or 'none'}): {self._last_words()}")
 
     def _last_words(self) -> str:
-        return "the console's last lines:\n" + "\n".join(self.console().splitlines()[-15:])
+        words = "the console's last lines:\n" + "\n".join(self.console().splitlines()[-15:])
+        with contextlib.suppress(OSError):
+            for pid in (self.cgroup / "cgroup.procs").read_text().split()[:10]:
+                comm = Path(f"/proc/{pid}/comm").read_text().strip()
+                words += f"\npid {pid} ({comm}) waits in {Path(f'/proc/{pid}/wchan').read_text()}"
+        return words
 
     def _end(self) -> bool:
         pid, self.pid = self.pid, 0

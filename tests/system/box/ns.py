@@ -51,17 +51,24 @@ def _die_with_parent() -> None:
 
 def claim(cgroup: Path) -> int:
     """Makes the cgroup and locks it; returns the fd that holds the lock. Raises FileExistsError: the name is taken."""
+    end, collided = time.monotonic() + _EMPTY_S, False
     while True:
-        cgroup.mkdir()
+        try:
+            cgroup.mkdir()
+        except FileExistsError:
+            if not collided or time.monotonic() > end:
+                raise
+            time.sleep(0.005)  # it is ours of the round before, and whoever took it for a dead one is removing it
+            continue
         fd = os.open(cgroup, os.O_RDONLY | os.O_DIRECTORY)
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            if os.stat(cgroup).st_ino == os.fstat(fd).st_ino:
+            if _is(cgroup, fd):
                 return fd
-        except (BlockingIOError, FileNotFoundError):
-            pass  # somebody's reclaim() came between mkdir and flock and has removed it, or will
+        except BlockingIOError:
+            pass  # somebody's reclaim() came between mkdir and flock
         os.close(fd)
-        time.sleep(0.01)
+        collided = True
 
 
 def reclaim(cgroup: Path) -> bool:
@@ -72,24 +79,38 @@ def reclaim(cgroup: Path) -> bool:
         return True
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        return empty(cgroup)
+        return empty(cgroup, fd)
     except BlockingIOError:
         return False
     finally:
         os.close(fd)
 
 
-def empty(cgroup: Path) -> bool:
-    """Kills everything in the cgroup and removes it with all below; False if that took more than 5 s."""
+def empty(cgroup: Path, fd: int) -> bool:
+    """Kills everything in the cgroup that `fd` has open and removes it with all below; False if that took more than
+    5 s. Another one that was made under its name meanwhile is left alone."""
     end = time.monotonic() + _EMPTY_S
-    while cgroup.exists() and time.monotonic() < end:
-        with contextlib.suppress(OSError):  # gone meanwhile
-            (cgroup / "cgroup.kill").write_text("1")
+    while _is(cgroup, fd) and time.monotonic() < end:
+        with contextlib.suppress(OSError):  # gone meanwhile; by fd, so that a new one of that name is not meant
+            kill = os.open("cgroup.kill", os.O_WRONLY, dir_fd=fd)
+            try:
+                os.write(kill, b"1")
+            finally:
+                os.close(kill)
         for path, _, _ in os.walk(cgroup, topdown=False):
-            with contextlib.suppress(OSError):  # EBUSY until the last zombie is reaped
-                os.rmdir(path)
+            if _is(cgroup, fd):
+                with contextlib.suppress(OSError):  # EBUSY until the last zombie is reaped
+                    os.rmdir(path)
         time.sleep(0.005)
-    return not cgroup.exists()
+    return not _is(cgroup, fd)
+
+
+def _is(cgroup: Path, fd: int) -> bool:
+    """Whether that path still is the directory that `fd` has open."""
+    try:
+        return os.path.samestat(os.stat(cgroup), os.fstat(fd))
+    except FileNotFoundError:
+        return False
 
 
 # --- keep: the parent of a box's PID 1
@@ -128,7 +149,7 @@ def keep(cgroup: Path, boot: Path, env: dict[str, str], stay: bool) -> int:
         if pid:
             os.kill(pid, signal.SIGKILL)
             os.waitpid(pid, 0)
-        empty(cgroup)
+        empty(cgroup, lock)
         os.close(lock)
 
 
@@ -198,8 +219,9 @@ def enter(pid: int, cgroup: Path, cwd: str, argv: list[str]) -> int:
 def attempt(root: Path) -> int:
     """Whether this process may make what a box is made of; raises OSError with the call that was refused."""
     trial = root / f"inferops-box-try-{os.getpid()}"
-    os.close(claim(trial))
-    empty(trial)
+    lock = claim(trial)
+    empty(trial, lock)
+    os.close(lock)
     unshare(NEWPID | NEWNS | NEWIPC | NEWUTS | NEWNET | NEWCGROUP)
     return 0
 
