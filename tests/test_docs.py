@@ -98,9 +98,3 @@ def test_the_readme_shows_the_demos_own_lines() -> None:
     for kind in ("ARMED", "CAPTURED", "CANARY", "STACKS", "WEDGE", "RESTARTED"):
         assert any(line.startswith(kind) for line in shown), f"README's demo output lacks {kind}"
         assert f'"{kind}"' in demo
-
-
-def test_no_line_of_a_page_is_wider_than_120_outside_tables() -> None:
-    for page in PAGES:
-        for number, line in enumerate(page.read_text(encoding="utf-8").splitlines(), 1):
-            assert len(line) <= 120 or line.startswith("|"), f"{page.name}:{number}"
