@@ -25,7 +25,7 @@ QUICK = settings(
 )
 
 # A shape is what the server does for a while; a history is shapes with lengths. Numbers are polls of 10 s.
-SHAPES = "idle decode wedge spin prefill silent error blind loading queue missing gap other".split()
+SHAPES = "idle decode wedge spin prefill silent error blind loading queue missing gap other odd nounit checker".split()
 ENDS = st.sampled_from(["ok", "failed", "none", "token", "inconclusive", "never"])
 HISTORY = st.lists(st.tuples(st.sampled_from(SHAPES), st.integers(1, 40)), min_size=1, max_size=12)
 
@@ -55,6 +55,7 @@ def parts(shape: str, n: int, t: float) -> dict[str, Any]:
         "queue": {"stats": Stats(answer="ok", active=0, queued=2, free_slots=0, counters={"n": float(n)})},
         "missing": dict.fromkeys(("health", "owner", "stats", "journal", "clients", "host")),
         "other": {"owner": "other"},
+        "odd": {"health": Health(answer="odd", code=404)},
     }  # fmt: skip
     return seen | change.get(shape, {})
 
@@ -69,7 +70,8 @@ class World:
         self.last_progress = self.t
         self.restarts: list[float] = []
         self.pending: list[Done] = []
-        self.outage_ends = 0.0
+        self.ends = ""
+        self.alerts: list[float] = []
 
     def play(self, history: list[tuple[str, int]]) -> None:
         for shape, polls in history:
@@ -88,17 +90,24 @@ class World:
         if shape == "idle":
             self.last_progress = self.t
         seen = parts(shape, self.n, self.t)
-        if shape != "missing":
+        if shape == "checker":
+            self.step(Poll(t=self.t, checker=f"OSError: {self.t}"), shape)
+            return
+        if shape not in ("missing", "nounit"):
             seen["unit"] = UnitSeen(active="active", main_pid=self.pid, start_t=self.started)
         if seen["health"] is not None and seen["health"].answer == "ready" and seen["owner"] == "unit":
             self.ready = True
         gate = Gate(held=budget.held(self.ledger, BOOT, self.t))
-        poll = Poll(t=self.t, gate=gate, done=tuple(self.pending), **seen)
+        self.step(Poll(t=self.t, gate=gate, **seen), shape)
+
+    def step(self, poll: Poll, shape: str) -> None:
+        poll = msgspec.structs.replace(poll, done=tuple(self.pending))
         if any(d.kind == "capture" and d.result == "ok" for d in self.pending):
             self.captured = True
         self.pending = []
         result = step(self.state, poll, PATIENCE)
         self.state = result.state
+        self.alerts += [event.t for event in result.events if event.level == "alert"]
         if result.action == "restart":
             self.check_restart(shape)
         elif result.action is not None:
@@ -107,14 +116,16 @@ class World:
             self.end(result.action)
 
     def end(self, action: Any) -> None:
-        how = self.data.draw(ENDS)
+        how = self.ends or self.data.draw(ENDS)
         if how != "never":
-            self.pending.append(Done(kind=action, result=how, t=self.t, why="drawn"))
+            self.pending.append(Done(kind=action, result=how, t=self.t, why="drawn", pid=self.pid))
 
     def check_restart(self, shape: str) -> None:
         assert self.captured, "restart without a capture of this incident"
         assert self.ready, "restart before this pid was ready"
-        assert shape not in ("missing", "blind", "other", "loading"), f"restart on a poll that shows {shape}"
+        assert shape not in ("missing", "blind", "other", "loading", "nounit", "checker"), (
+            f"restart on a poll that shows {shape}"
+        )
         assert self.t - self.last_progress >= PATIENCE.stall_s, "restart within the bound of the last progress"
         entry = budget.Entry(boot=BOOT, t=self.t, wall=0.0, pid=self.pid)
         self.ledger = msgspec.structs.replace(self.ledger, restarts=(*self.ledger.restarts, entry))
@@ -122,7 +133,7 @@ class World:
         for first in self.restarts:
             window = [t for t in self.restarts if first <= t < first + budget.WINDOW_S]
             assert len(window) <= budget.RESTARTS_MAX, "more restarts in a window than the budget has"
-        if self.data.draw(st.booleans()):
+        if self.ends or self.data.draw(st.booleans()):
             self.pid, self.started, self.ready, self.n = self.pid + 1, self.t, False, 0
             self.last_progress = self.t
             self.pending.append(Done(kind="restart", result="ok", t=self.t))
@@ -157,6 +168,18 @@ def test_missing_data_alone_never_leads_to_a_restart(before: list[tuple[str, int
         result = step(state, Poll(t=t, gate=Gate(), **kept), PATIENCE)
         state = result.state
         assert result.action != "restart"
+
+
+@QUICK
+@given(before=HISTORY, data=st.data())
+def test_whatever_came_before_a_wedge_with_work_is_told(before: list[tuple[str, int]], data: st.DataObject) -> None:
+    """After any history: a decode, then a wedge for 50 minutes brings a restart or an alert, never silence."""
+    world = World(data)
+    world.play(before)
+    world.ends = "ok"
+    world.play([("decode", 6), ("wedge", 300)])
+    since = world.t - 3000
+    assert any(t > since for t in world.restarts) or any(t > since for t in world.alerts)
 
 
 def test_the_generator_does_reach_restarts() -> None:

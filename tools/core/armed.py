@@ -9,10 +9,14 @@ from dataclasses import replace
 from inferops.core import evidence as ev
 from inferops.core.evidence import Patience
 from inferops.core.poll import Done, Poll
-from inferops.core.turn import State, Step, Turn
+from inferops.core.turn import EventLevel, State, Step, Turn
 
 # Work must be said by two sources: gauges outlive their requests, connections outlive their work.
 SOURCES_MIN = 2
+# The beginning of a reason says which it is ("the machine lock is held", "action is alert"); holders come and go.
+HELD_CHARS = 24
+# A capture that failed (a full disk) is tried again after so long, while the wedge stands.
+RETRY_S = 600.0
 # After a canary's token the same stale gauges arm again only after 2, 4, 8 stalls: each round costs a capture.
 PROOFS_MAX = 3
 
@@ -26,7 +30,8 @@ def judge(s: State, poll: Poll, p: Patience) -> tuple[str, str] | None:
     if poll.owner not in ("unit", "nobody") or poll.unit is None:
         return None
     bound = bound_s(s, p)
-    if s.error_since is not None and ev.idle(poll) and poll.t - max(s.error_since, s.progress_t) >= bound:
+    error = poll.health is not None and poll.health.answer == "unavailable"
+    if error and s.error_since is not None and ev.idle(poll) and poll.t - max(s.error_since, s.progress_t) >= bound:
         return "D", f"health answers an error for {poll.t - s.error_since:.0f} s, gauges known and zero"
     quiet = poll.t - s.quiet_since()
     if quiet < bound or not ev.could_show_progress(poll, p):
@@ -64,7 +69,7 @@ def work_said(s: State, poll: Poll, p: Patience) -> tuple[str, ...]:
 def go_on(turn: Turn, progressed: ev.Progress | None) -> Step:
     """Armed: looks again at every poll, then the stage decides what is wanted next."""
     poll, s = turn.poll, turn.s
-    ended: dict[str, Done] = {done.kind: done for done in poll.done}
+    ended: dict[str, Done] = {done.kind: done for done in poll.done if done.pid in (0, s.pid)}
     over = s.error_since is None if s.wclass == "D" else ev.idle(poll)
     if progressed is not None or over:
         how = progressed.by if progressed is not None else "a healthy answer" if s.wclass == "D" else "an idle answer"
@@ -81,16 +86,23 @@ def go_on(turn: Turn, progressed: ev.Progress | None) -> Step:
         stuck = sorted(s.d_tids.intersection(poll.host.d_tids))
         turn.s = replace(s, d_tids=frozenset(poll.host.d_tids))
         if stuck and s.stage != "standing":
-            turn.tell("WEDGE", "alert", f"class {s.wclass}, threads {stuck[:4]} twice in D state: a restart would hang "
-                      "in the kernel; not restarted")  # fmt: skip
-            turn.s = replace(turn.s, stage="standing", captured=False)
+            why = f"class {s.wclass}, threads {stuck[:4]} twice in D state: a restart would hang in the kernel"
+            turn.tell("WEDGE", "alert", f"{why}; not restarted", once="held:dstate")
+            turn.s = replace(turn.s, stage="standing", captured=False, retry_t=poll.t + RETRY_S)
             return turn.end()
+    if judge(turn.s, poll, turn.p) is not None:
+        turn.s = replace(turn.s, stands_t=poll.t)
+        turn.forget("blind:armed")
+    elif poll.t - turn.s.stands_t >= turn.p.stall_s:
+        turn.tell("BLIND", "alert", f"class {s.wclass} was armed and can't be judged any more: "
+                  + ev.why_blind(poll, turn.p), once="blind:armed")  # fmt: skip
     return _STAGES[turn.s.stage](turn, ended)
 
 
 def _stand_down(turn: Turn) -> Step:
-    turn.s = replace(turn.s, stage="watch", wclass="", captured=False, canary_out=False, d_tids=frozenset())
-    turn.forget("stall", "phantom", "alone", "held")
+    turn.s = replace(turn.s, stage="watch", wclass="", captured=False, canary_out=False, d_tids=frozenset(),
+                     retry_t=math.inf)  # fmt: skip
+    turn.forget("stall", "phantom", "alone", "held", "blind:armed")
     return turn.end()
 
 
@@ -99,10 +111,9 @@ def _capturing(turn: Turn, ended: Mapping[str, Done]) -> Step:
     if done is None:
         return turn.end()
     if done.result != "ok":
-        turn.tell(
-            "WEDGE", "alert", f"class {turn.s.wclass}, but the capture failed ({done.why}); not restarted without one"
-        )
-        turn.s = replace(turn.s, stage="standing")
+        why = f"class {turn.s.wclass}, but the capture failed ({done.why}); not restarted without one"
+        turn.tell("WEDGE", "alert", why, once="held:capture")
+        turn.s = replace(turn.s, stage="standing", retry_t=turn.poll.t + RETRY_S)
         return turn.end()
     turn.tell("CAPTURED", "note", done.why or "passive capture done")
     polls = max(turn.p.look_polls, math.ceil(turn.p.slowest_cadence_s / turn.p.poll_s))
@@ -143,7 +154,8 @@ def _awaiting_canary(turn: Turn, ended: Mapping[str, Done]) -> Step:
     done = ended.get("canary")
     if done is None:
         return turn.end()
-    turn.tell("CANARY", "note", f"{done.result}: {done.why}" if done.why else done.result)
+    level: EventLevel = "note" if done.result == "none" else "warn"  # else the canary protected nobody
+    turn.tell("CANARY", level, f"{done.result}: {done.why}" if done.why else done.result)
     stats = turn.poll.stats
     own = stats.counters if stats is not None and stats.answer == "ok" else {}  # what the canary moved is no progress
     turn.s = replace(turn.s, canary_out=False, counters={**turn.s.counters, **own})
@@ -166,6 +178,9 @@ def _deciding(turn: Turn, ended: Mapping[str, Done]) -> Step:
     """The last look: the class still stands on this poll's own evidence, a capture exists, and nothing forbids it."""
     poll, s, p = turn.poll, turn.s, turn.p
     found = judge(s, poll, p)
+    if found is not None and not s.captured and poll.t >= s.retry_t:
+        turn.s = replace(s, stage="capture", retry_t=math.inf)
+        return turn.end("capture")
     if found is None or not s.captured:
         return turn.end()
     turn.s = replace(s, wclass=found[0])
@@ -174,11 +189,11 @@ def _deciding(turn: Turn, ended: Mapping[str, Done]) -> Step:
     if p.action == "restart" and poll.gate is not None:
         held = poll.gate.held or ""
     if held:
-        turn.tell("WEDGE", "alert", f"{text}; not restarted: {held}", once=f"held:{held}")
+        turn.tell("WEDGE", "alert", f"{text}; not restarted: {held}", once=f"held:{held[:HELD_CHARS]}")
         turn.s = replace(turn.s, stage="standing")
         return turn.end()
     turn.tell("WEDGE", "alert", f"{text}; restarting the unit")
-    turn.s = replace(turn.s, stage="restart", captured=False)
+    turn.s = replace(turn.s, stage="restart", captured=False, ours=s.key)
     return turn.end("restart")
 
 

@@ -106,8 +106,8 @@ def work_sources(
     poll: Poll, p: Patience, *, last: Stats | None, idle_clients: frozenset[str] | None
 ) -> tuple[str, ...]:
     """Which sources say that work is outstanding. `last` is this process's latest stats answer, `idle_clients` the
-    connections that were open at its last idle answer: kept-alive ones are not work by themselves, but any connection
-    agrees with gauges that say work (a kept-alive one carries the next request too)."""
+    connections that were open at its last idle answer: kept-alive ones are no work. Before any idle answer there is no
+    telling, and every connection agrees with gauges that say work."""
     says: list[str] = []
     fresh = gauges(poll.stats)
     # Old gauges count while the endpoint hangs or nothing answers. Where it answers nonsense or was not read, the work
@@ -117,7 +117,7 @@ def work_sources(
     if seen is not None and sum(seen) > 0:
         when = "" if fresh is not None else " when last answered"
         says.append(f"gauges {seen[0]} active {seen[1]} queued{when}")
-    waiting = len(poll.clients or ()) if says else new_clients(poll, idle_clients)
+    waiting = len(poll.clients or ()) if says and idle_clients is None else new_clients(poll, idle_clients)
     if waiting:
         says.append(f"{waiting} client connection{'s' if waiting > 1 else ''}")
     if p.stats_wait_for_engine and poll.stats is not None and poll.stats.answer == "timeout":

@@ -78,12 +78,13 @@ class Gate(Part, frozen=True, kw_only=True):
 
 class Done(Part, frozen=True, kw_only=True):
     """How an action that the policy asked for ended. `result` for a canary: token | none | inconclusive | not-sent; for
-    the others: ok | failed. `t` is when it ended."""
+    the others: ok | failed. `t` is when it ended, `pid` the main pid it was about (0: unknown)."""
 
     kind: DoneKind
     result: str
     t: float
     why: str = ""
+    pid: int = 0
 
 
 class Poll(Part, frozen=True, kw_only=True):

@@ -8,11 +8,14 @@ from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from inferops.core.evidence import Patience
-from inferops.core.poll import Poll, Stats
+from inferops.core.poll import Done, Poll, Stats
 
 Stage = Literal["watch", "capture", "look", "canary", "stacks", "last", "restart", "standing"]
 Action = Literal["capture", "canary", "stacks", "restart"]
 EventLevel = Literal["alert", "warn", "note"]
+# What was said is not said again for so long, however often its reason comes and goes: a flapping source is one event.
+REPEAT_S = 600.0
+
 Key = tuple[int, float | None, str | None]  # main pid, its start (BOOTTIME s), the engine's own instance id
 
 
@@ -32,8 +35,11 @@ class State:
     """All that the policy remembers; it belongs to one process (`key`) and dies with it. Times are BOOTTIME s.
 
     progress_t: last evidence of progress, CPU included (real_progress_t: without CPU); journal_t: newest progress
-    line counted; seen_t: last poll with gauges or progress; error_since: health says 5xx since; proofs: canaries
-    that got a token since the last real progress; told: what is not to be said twice.
+    line counted; seen_t: last poll with gauges or progress; error_since: health says 5xx since; late: polls in a row
+    that came after a gap; stands_t: last poll on which the armed class stood; retry_t: when a capture is tried again;
+    proofs: canaries that got a token since the last real progress; ours: the process whose restart was ours; restart_t:
+    since when our restart waits to be verified; done: ends of actions that no poll could take yet; told: what holds
+    and is not said twice; said: when each word was last said.
     """
 
     key: Key | None = None
@@ -50,15 +56,22 @@ class State:
     work_since: float | None = None
     error_since: float | None = None
     seen_t: float = 0.0
+    down_since: float | None = None
+    late: int = 0
     stage: Stage = "watch"
     wclass: str = ""
     look_left: int = 0
     captured: bool = False
+    stands_t: float = 0.0
+    retry_t: float = math.inf
     canary_out: bool = False
     proofs: int = 0
     d_tids: frozenset[int] = frozenset()
-    restarted: bool = False
+    ours: Key | None = None
+    restart_t: float | None = None
+    done: tuple[Done, ...] = ()
     told: frozenset[str] = frozenset()
+    said: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def pid(self) -> int:
@@ -71,14 +84,14 @@ class State:
         return max(self.progress_t, self.work_since, self.ready_t if self.ready_t is not None else -math.inf)
 
     def shifted(self, by: float) -> State:
-        """The same state `by` seconds later, as if that time had not been: no clock in it advances."""
+        """The same state `by` seconds later, as if that time had not been: no clock of a class in it advances."""
 
         def later(t: float | None) -> float | None:
             return None if t is None else t + by
 
-        return replace(self, first_t=self.first_t + by, seen_t=self.seen_t + by, progress_t=self.progress_t + by,
-                       real_progress_t=self.real_progress_t + by, work_since=later(self.work_since),
-                       error_since=later(self.error_since))  # fmt: skip
+        return replace(self, progress_t=self.progress_t + by, real_progress_t=self.real_progress_t + by,
+                       work_since=later(self.work_since), error_since=later(self.error_since),
+                       first_t=self.first_t + by, stands_t=self.stands_t + by)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,22 +102,26 @@ class Step:
 
 
 class Turn:
-    """One step under way: the poll, the state being made, the events so far."""
+    """One step under way: the poll, the seconds since the one before, the state being made, the events so far."""
 
-    def __init__(self, state: State, poll: Poll, patience: Patience) -> None:
-        self.s, self.poll, self.p = state, poll, patience
+    def __init__(self, state: State, poll: Poll, patience: Patience, dt: float) -> None:
+        self.s, self.poll, self.p, self.dt = state, poll, patience, dt
         self.events: list[Event] = []
 
     def tell(self, kind: str, level: EventLevel, text: str, *, once: str = "") -> None:
-        """Adds an event; with `once`, only the first time until that word is forgotten."""
+        """Adds an event; with `once`, not while that word holds, nor again within REPEAT_S."""
         if once and once in self.s.told:
             return
         if once:
+            recent = self.poll.t - self.s.said.get(once, -math.inf) < REPEAT_S
             self.s = replace(self.s, told=self.s.told | {once})
+            if recent:
+                return
+            self.s = replace(self.s, said={**self.s.said, once: self.poll.t})
         self.events.append(Event(kind, level, self.poll.t, text, self.s.wclass))
 
     def forget(self, *prefixes: str) -> None:
-        """Lets what was told once be told again."""
+        """What was told holds no longer."""
         self.s = replace(self.s, told=frozenset(w for w in self.s.told if not w.startswith(prefixes)))
 
     def end(self, action: Action | None = None) -> Step:

@@ -1,0 +1,222 @@
+"""The wedge policy, by what was once found wrong in it: each test is the shortest recording that showed it."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from inferops.core.poll import Done, Gate, Health, HostSeen, JournalSeen, Poll, Stats, UnitSeen
+from tests.polls import CLIENT, ERROR, HANG, SILENT, START_T, Run, ok, poll
+from tests.test_wedge import decoding, other_pid
+
+ODD = Health(answer="odd", code=404)
+
+
+@pytest.mark.parametrize("health", [ODD, None, SILENT])
+def test_one_500_followed_by_anything_but_500_is_no_class_d(health: Health | None) -> None:
+    run = Run().until(20)
+    run.feed(poll(30, health=ERROR))
+    run.until(2000, start=40, health=health)
+    assert "ARMED" not in run.kinds()
+
+
+def test_time_in_which_health_was_not_seen_does_not_count_for_class_d() -> None:
+    run = Run().until(20).until(100, start=30, health=ERROR).until(500, start=110, health=None)
+    run.until(900, start=510, health=ERROR)
+    assert run.at("ARMED") == 580  # 30 to 100 and 500 to 580 are 150 s of errors
+
+
+@pytest.mark.parametrize("kind", ["capture", "canary", "stacks"])
+@pytest.mark.parametrize("bad", ["checker", "no unit"])
+def test_the_end_of_an_action_is_not_lost_with_a_bad_poll(kind: str, bad: str) -> None:
+    run = Run().until(60, stats=decoding, clients=CLIENT)
+    t = 70.0
+    while run.actions[-1:] == [] or run.actions[-1][1] != kind:
+        run.feed(poll(t, stats=HANG, clients=CLIENT))
+        t += 10
+    if bad == "checker":
+        run.feed(Poll(t=START_T + t, checker="OSError: x"))
+    else:
+        run.feed(poll(t, stats=HANG, clients=CLIENT, unit=None))
+    run.until(t + 300, start=t + 10, stats=HANG, clients=CLIENT)
+    assert len(run.restarts()) == 1
+
+
+@pytest.mark.parametrize("result", ["ok", "failed"])
+def test_the_end_of_a_restart_is_not_lost_where_systemd_did_not_answer(result: str) -> None:
+    run = Run().until(60, stats=decoding, clients=CLIENT).until(270, start=70, stats=HANG, clients=CLIENT)
+    assert run.restarts() == [270]
+    run.feed(poll(280, unit=None, done=(Done(kind="restart", result=result, t=START_T + 279, why="x"),)))
+    run.until(600, start=290, unit=other_pid(78, 285))
+    assert ("FAILED" in run.kinds()) == (result == "failed")
+    assert run.kinds()[-1] == {"ok": "RESTARTED", "failed": "READY"}[result]
+
+
+def test_a_crash_loop_after_our_restart_is_told() -> None:
+    run = Run().until(60, stats=decoding, clients=CLIENT).until(270, start=70, stats=HANG, clients=CLIENT)
+    done: tuple[Done, ...] = (Done(kind="restart", result="ok", t=START_T + 275),)
+    for n in range(200):
+        t = 280 + n * 10
+        unit = other_pid(100 + n, t - 1) if n % 2 else UnitSeen(active="activating", sub="auto-restart")
+        run.feed(poll(t, unit=unit, health=Health(answer="refused"), owner="nobody", stats=None, done=done))
+        done = ()
+    assert "RESTARTED" not in run.kinds()
+    assert run.kinds().count("FAILED") == 1
+    assert "not verified" in next(e.text for e in run.events if e.kind == "FAILED")
+    assert run.kinds().count("STARTED") > 1  # the first new pid was ours, the rest not
+
+
+@pytest.mark.parametrize("active", ["activating", "deactivating"])
+def test_a_unit_that_is_neither_up_nor_down_for_long_is_an_alert_once(active: str) -> None:
+    pid = 77 if active == "deactivating" else 0
+    run = Run().until(20).until(20_000, start=30, unit=UnitSeen(active=active, main_pid=pid, start_t=START_T))
+    assert run.kinds() == ["READY", "DEAD"]
+    assert run.at("DEAD") == pytest.approx(30 + 900, abs=10.1)
+
+
+def test_somebody_elses_progress_line_during_the_canary_is_not_swallowed() -> None:
+    run = Run(canary="none").until(60, stats=decoding, clients=CLIENT)
+    run.until(240, start=70, stats=HANG, clients=CLIENT)
+    assert run.actions[-1] == (240, "canary")
+    line = JournalSeen(progress_t=START_T + 245, any_t=START_T + 245)
+    run._done = ()
+    run.feed(poll(250, stats=HANG, clients=CLIENT, journal=line))
+    assert run.state.stage == "canary"  # it may be the canary's own
+    run.feed(poll(260, stats=HANG, clients=CLIENT, journal=line, done=(Done(kind="canary", result="none", t=0.0),)))
+    run.feed(poll(270, stats=HANG, clients=CLIENT, journal=line))
+    assert run.kinds()[-1] == "RESUMED"  # no token came, so it was not
+    assert run.restarts() == []
+
+
+def test_polls_that_always_come_late_are_blind() -> None:
+    run = Run().until(60, stats=decoding, clients=CLIENT).until(3000, start=95, every=35, stats=HANG, clients=CLIENT)
+    assert "BLIND" in run.kinds()
+    assert "polls come 35 s apart" in next(e.text for e in run.events if e.kind == "BLIND")
+    assert run.kinds().count("BLIND") <= 6
+
+
+@pytest.mark.parametrize("lost", [{"owner": None}, {"clients": None}])
+def test_armed_and_no_longer_to_be_judged_is_blind(lost: dict[str, None]) -> None:
+    stale = ok(active=1, n=3600)
+    run = Run().until(60, stats=decoding, clients=CLIENT).until(220, start=70, stats=stale, clients=CLIENT)
+    assert run.state.stage == "look"
+    run.until(900, start=230, **({"stats": stale, "clients": CLIENT} | lost))
+    assert run.kinds()[-1] == "BLIND"
+    assert "can't be judged any more" in run.events[-1].text
+
+
+def test_a_phantom_is_no_licence_to_be_blind() -> None:
+    stale = ok(active=1, n=3600)
+    run = (
+        Run(canary="token").until(60, stats=decoding, clients=CLIENT).until(260, start=70, stats=stale, clients=CLIENT)
+    )
+    assert run.kinds()[-1] == "PHANTOM"
+    run.until(2000, start=270, stats=stale, clients=None)
+    assert "BLIND" in run.kinds()
+
+
+@pytest.mark.parametrize("trouble", ["capture", "D state"])
+def test_a_failed_capture_or_a_passing_d_state_is_tried_again(trouble: str) -> None:
+    run = Run(capture="failed" if trouble == "capture" else "ok").until(60, stats=decoding, clients=CLIENT)
+    stuck = HostSeen(hot=0, d_tids=(81,) if trouble == "D state" else (), gpu=False)
+    run.until(300, start=70, stats=HANG, clients=CLIENT, host=stuck)
+    assert run.restarts() == []
+    run.capture = "ok"
+    run.until(1200, start=310, stats=HANG, clients=CLIENT)
+    assert len(run.restarts()) == 1
+    assert 800 <= run.restarts()[0] <= 960  # after RETRY_S
+
+
+def test_a_late_capture_of_another_process_is_no_capture_of_this_one() -> None:
+    run = Run().until(60, stats=decoding, clients=CLIENT).until(210, start=70, stats=HANG, clients=CLIENT)
+    run._done = ()  # the capture of pid 77 still runs while somebody restarts the unit
+    unit = other_pid(99, 215)
+    run.until(230, start=220, unit=unit, stats=decoding, clients=CLIENT)
+    run.until(380, start=240, unit=unit, stats=HANG, clients=CLIENT)
+    assert run.state.stage == "capture"
+    run._done = ()
+    late = (Done(kind="capture", result="ok", t=0.0, pid=77),)
+    run.feed(poll(390, unit=unit, stats=HANG, clients=CLIENT, done=late))
+    run.until(700, start=400, unit=unit, stats=HANG, clients=CLIENT)
+    assert run.state.stage == "capture"
+    assert run.restarts() == []
+
+
+@pytest.mark.parametrize("result", ["inconclusive", "failed"])
+def test_a_canary_that_proves_nothing_is_told_as_a_warning(result: str) -> None:
+    run = Run(canary=result).until(60, stats=decoding, clients=CLIENT).until(400, start=70, stats=HANG, clients=CLIENT)
+    assert [e.level for e in run.events if e.kind == "CANARY"] == ["warn"]
+
+
+def test_a_left_over_gauge_with_a_kept_alive_connection_is_no_wedge() -> None:
+    stale = ok(active=1, n=1, free=0)
+    run = Run().until(60, clients=CLIENT).until(3000, start=70, stats=stale, clients=CLIENT)
+    assert "ARMED" not in run.kinds()
+    assert "BLIND" in run.kinds()
+
+
+def test_time_without_any_source_of_progress_does_not_run_the_timer() -> None:
+    stale = ok(active=1, n=3600)
+    run = Run().until(60, stats=decoding, clients=CLIENT)
+    run.until(200, start=70, stats=None, clients=None, journal=None, host=None)
+    run.until(600, start=210, stats=stale, clients=CLIENT)
+    assert run.at("ARMED") == pytest.approx(200 + 150, abs=10.1)
+
+
+FLAPS = {
+    "stats": lambda n: {"stats": Stats(answer="bad", why="html") if n % 3 else ok()},
+    "owner": lambda n: {"owner": "other" if n % 3 else "unit"},
+    "checker": lambda n: {"checker": f"OSError: {n}"} if n % 2 else {},
+    "fatal": lambda n: {"journal": JournalSeen(fatal_t=START_T + n * 10, any_t=START_T + n * 10)},
+    "start": lambda n: {"unit": other_pid(77, 0.001 * (n % 3))},
+    "no start": lambda n: {"unit": UnitSeen(active="active", main_pid=77, start_t=None if n % 2 else START_T)},
+}
+
+
+@pytest.mark.parametrize("what", sorted(FLAPS))
+def test_what_flaps_is_told_once_in_ten_minutes(what: str) -> None:
+    run = Run()
+    for n in range(360):  # an hour
+        run.feed(poll(n * 10, **FLAPS[what](n)))
+    worst = max(run.kinds().count(kind) for kind in set(run.kinds()))
+    assert worst <= 7, {kind: run.kinds().count(kind) for kind in run.kinds()}
+    assert len(run.state.said) < 20
+
+
+def test_a_lock_that_changes_hands_is_told_once_in_ten_minutes() -> None:
+    run = Run().until(60, stats=decoding, clients=CLIENT)
+    for n in range(7, 367):
+        held = Gate(held=f"the machine lock is held by pid {n} (a swap)")
+        run.feed(poll(n * 10, stats=HANG, clients=CLIENT, gate=held))
+    assert run.kinds().count("WEDGE") == 1
+
+
+def test_time_that_goes_backwards_holds() -> None:
+    run = Run().until(60, stats=decoding, clients=CLIENT).until(150, start=70, stats=HANG, clients=CLIENT)
+    run.until(140, start=100, stats=HANG, clients=CLIENT)
+    run.until(400, start=150, stats=HANG, clients=CLIENT)
+    assert run.at("ARMED") == 160  # 150 s of it were observed: 60 to 150, and 100 to 160 after the step back
+
+
+def test_our_own_restart_is_not_verified_by_a_line_of_the_journal() -> None:
+    run = Run().until(60, stats=decoding, clients=CLIENT).until(270, start=70, stats=HANG, clients=CLIENT)
+    run.feed(poll(280, unit=other_pid(78, 275), done=(Done(kind="restart", result="ok", t=START_T + 276),),
+                  health=SILENT, owner="nobody", stats=None, journal=JournalSeen(ready_t=START_T + 279)))  # fmt: skip
+    assert run.kinds()[-1] == "WEDGE"
+
+
+def test_a_second_blindness_after_ten_minutes_is_told_again() -> None:
+    bad = Stats(answer="bad", why="html")
+    run = Run().until(100, stats=bad).until(800, start=110).until(900, start=810, stats=bad)
+    assert run.kinds().count("BLIND") == 2
+
+
+def test_a_progress_line_from_the_future_counts_as_now() -> None:
+    run = Run().until(60, stats=decoding, clients=CLIENT)
+    run.until(400, start=70, stats=HANG, clients=CLIENT, journal=JournalSeen(progress_t=START_T + 5000))
+    assert run.at("ARMED") == 70 + 150
+
+
+def test_a_recorded_end_keeps_its_pid() -> None:
+    one = Done(kind="capture", result="ok", t=1.0, pid=77)
+    assert msgspec.json.decode(msgspec.json.encode(one), type=Done) == one
