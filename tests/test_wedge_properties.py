@@ -26,6 +26,7 @@ QUICK = settings(
 
 # A shape is what the server does for a while; a history is shapes with lengths. Numbers are polls of 10 s.
 SHAPES = "idle decode wedge spin prefill silent error blind loading queue missing gap other odd nounit checker".split()
+UNJUDGED = ("missing", "blind", "other", "loading", "nounit", "checker")
 ENDS = st.sampled_from(["ok", "failed", "none", "token", "inconclusive", "never"])
 HISTORY = st.lists(st.tuples(st.sampled_from(SHAPES), st.integers(1, 40)), min_size=1, max_size=12)
 
@@ -123,9 +124,7 @@ class World:
     def check_restart(self, shape: str) -> None:
         assert self.captured, "restart without a capture of this incident"
         assert self.ready, "restart before this pid was ready"
-        assert shape not in ("missing", "blind", "other", "loading", "nounit", "checker"), (
-            f"restart on a poll that shows {shape}"
-        )
+        assert shape not in UNJUDGED, f"restart on a poll that shows {shape}"
         assert self.t - self.last_progress >= PATIENCE.stall_s, "restart within the bound of the last progress"
         entry = budget.Entry(boot=BOOT, t=self.t, wall=0.0, pid=self.pid)
         self.ledger = msgspec.structs.replace(self.ledger, restarts=(*self.ledger.restarts, entry))
