@@ -198,6 +198,13 @@ def test_time_that_goes_backwards_holds() -> None:
     assert run.at("ARMED") == 160  # 150 s of it were observed: 60 to 150, and 100 to 160 after the step back
 
 
+def test_a_gap_that_ends_in_a_poll_without_data_is_held_once() -> None:
+    run = Run().until(60, stats=decoding, clients=CLIENT)
+    run.feed(poll(3500, stats=None, clients=None, journal=None, host=None))
+    run.until(4000, start=3510, stats=HANG, clients=CLIENT)
+    assert run.at("ARMED") == pytest.approx(3500 + 150, abs=10.1)
+
+
 def test_our_own_restart_is_not_verified_by_a_line_of_the_journal() -> None:
     run = Run().until(60, stats=decoding, clients=CLIENT).until(270, start=70, stats=HANG, clients=CLIENT)
     run.feed(poll(280, unit=other_pid(78, 275), done=(Done(kind="restart", result="ok", t=START_T + 276),),

@@ -39,7 +39,9 @@ def step(state: State, poll: Poll, patience: Patience) -> Step:
         poll = _without_answers(poll)
     if state.done:  # ends that came with a poll which could not take them
         poll = msgspec.structs.replace(poll, done=(*state.done, *poll.done))
-    turn = Turn(replace(state, last_t=poll.t, done=(), late=state.late + 1 if gap else 0), poll, patience, dt)
+    turn = Turn(
+        replace(state, last_t=poll.t, done=(), late=state.late + 1 if gap else 0), poll, patience, 0.0 if gap else dt
+    )
     if poll.checker is not None:
         turn.tell("BLIND", "alert", f"the checker itself failed: {poll.checker}", once="blind:checker")
         turn.s = replace(turn.s, done=poll.done)
