@@ -22,7 +22,7 @@ from tests.system.sentinel_unit import SentinelUnit
 
 SEED = int(os.environ.get("SEED") or "20261130")
 ROUNDS = int(os.environ.get("ROUNDS") or "4")
-EXAMPLES = os.environ.get("EXAMPLES") or "5000"
+EXAMPLES = os.environ.get("EXAMPLES") or "4000"
 STALL_S, POLL_S = 20.0, 2.0
 # The policy may take the last evidence up to a poll and a probe late, and the journal and the box add to what we read.
 LATE_S = POLL_S + 2.0
@@ -43,7 +43,7 @@ def policy() -> str:
     done = subprocess.run(argv, cwd=CHECKOUT, env=env, capture_output=True, text=True, check=False)
     if done.returncode != 0:
         raise BoxError(f"a property of the policy does not hold:\n{done.stdout[-3000:]}")
-    return f"policy: 2 properties x {EXAMPLES} random histories held"
+    return f"policy: 3 properties x {EXAMPLES} random histories held"
 
 
 def fault(engine: Engine, watcher: SentinelUnit, which: str, rng: random.Random) -> float:

@@ -102,7 +102,8 @@ class Step:
 
 
 class Turn:
-    """One step under way: the poll, the observed seconds since the one before (0 after a gap), the state being made, the events so far."""
+    """One step under way: the poll, the state being made, the events so far; `dt`: the observed seconds since the poll
+    before, 0 after a gap."""
 
     def __init__(self, state: State, poll: Poll, patience: Patience, dt: float) -> None:
         self.s, self.poll, self.p, self.dt = state, poll, patience, dt
