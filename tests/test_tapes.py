@@ -19,7 +19,7 @@ SHORTER = [*CPU, "stall_s=5", "poll_s=2"]
 
 def replayed(name: str, *settings: str) -> Replay:
     header, polls = read(TAPES / name)
-    return run(list(polls), patience_from(header, settings))
+    return run(polls, patience_from(header, settings))
 
 
 # (tape, settings, kinds of events, class and second of the restart or None). Why: as the tape's own notes say.
@@ -54,7 +54,7 @@ def test_answer(name: str, settings: list[str], kinds: list[str], restart: Any) 
         assert replay.restarts == ()
     else:
         _, polls = read(TAPES / name)
-        start = next(polls).t
+        start = polls[0].t
         assert [e.wclass for e in replay.events if e.kind == "WEDGE"] == [restart[0]]
         assert [round(t - start, 1) for t in replay.restarts] == [restart[1]]
 

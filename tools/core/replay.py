@@ -15,20 +15,30 @@ from inferops.core.evidence import Patience
 from inferops.core.poll import Done, Gate, Poll
 from inferops.core.tape import Header
 from inferops.core.turn import Action, Event, State
+from inferops.core.typed import complaint, dotted, got
 from inferops.core.verdict import UsageError
 from inferops.core.wedge import step
 
-AHEAD_S = 120.0  # how far ahead on the tape an action's own end is looked for before one is assumed
+# How far ahead on the tape an action's own end is looked for before one is assumed, seconds. A restart may take the
+# unit's load_max_s (900) and its stop (300); any other end that comes so late is another incident's.
+AHEAD_S: Mapping[Action, float] = {"capture": 120.0, "canary": 120.0, "stacks": 120.0, "restart": 1230.0}
 ASSUMED: Mapping[str, str] = {"capture": "ok", "canary": "none", "stacks": "ok"}
+
+MOST = 1e9  # of any number: 30 years of seconds, and still one that can be counted with
+LEAST: Mapping[str, float] = {"poll_s": 0.01, "look_polls": 1, "canary_moves_at_most": 0, "slowest_cadence_s": 0}
+_SET = "set it with --set NAME=VALUE"
+ABOVE_0 = ("stall_s", "load_max_s", "cpu_only_max_s")
 
 
 @dataclass(frozen=True, slots=True)
 class Replay:
     """`restarts`: BOOTTIME s of each restart asked for; `longest_quiet_s`: the longest time with work and no progress
-    that did not arm; `assumed`: actions whose end was not on the tape."""
+    that did not arm; `assumed`: actions whose end was not on the tape; `seen`: polls in which unit, health, stats or
+    journal said anything."""
 
     events: tuple[Event, ...]
     polls: int
+    seen: int
     span_s: float
     restarts: tuple[float, ...]
     longest_quiet_s: float
@@ -43,26 +53,25 @@ def patience_from(header: Header, settings: Iterable[str]) -> Patience:
         name, eq, text = setting.partition("=")
         if not eq:
             raise UsageError(f"--set {setting!r}: expected NAME=VALUE", hint="for example --set stall_s=30")
-        values[name] = _value(text)
+        values[name] = text
     for name in values:
         if name not in known:
             near = difflib.get_close_matches(name, known, 1)
             hint = f"did you mean {near[0]}?" if near else f"known: {', '.join(known)}"
             raise UsageError(f"no setting {name!r} of the policy", hint=hint)
     try:
-        return msgspec.convert(values, Patience)
+        patience = msgspec.convert(values, Patience, strict=False)  # text of --set, and 2.0 for 2
     except msgspec.ValidationError as e:
-        raise UsageError(f"settings of the tape: {e}", hint="override it with --set NAME=VALUE") from e
-
-
-def _value(text: str) -> float | bool | str:
-    if text in ("true", "false"):
-        return text == "true"
-    try:
-        number = float(text)
-    except ValueError:
-        return text
-    return number if number - number == 0 else text
+        said, keys = complaint(e)
+        raise UsageError(f"{dotted(keys)}: {said}{got(values, keys)}", hint=_SET) from e
+    bounds = [(name, getattr(patience, name) > 0, "over 0") for name in ABOVE_0]
+    bounds += [(name, getattr(patience, name) >= least, f"at least {least:g}") for name, least in LEAST.items()]
+    for name, holds, expected in bounds:
+        if not holds or getattr(patience, name) > MOST:
+            raise UsageError(f"{name}: expected {expected} and at most {MOST:g}{got(values, (name,))}", hint=_SET)
+    if patience.action not in ("alert", "restart"):
+        raise UsageError(f"action: expected alert or restart{got(values, ('action',))}", hint=_SET)
+    return patience
 
 
 def run(polls: Sequence[Poll], patience: Patience, assumed: Mapping[str, str] = ASSUMED) -> Replay:
@@ -71,12 +80,14 @@ def run(polls: Sequence[Poll], patience: Patience, assumed: Mapping[str, str] = 
     events: list[Event] = []
     restarts: list[float] = []
     guessed: set[str] = set()
-    pending: Done | None = None
+    due: set[str] = set()  # asked for here, with an end on the tape: no other recorded end is an answer to us
+    assumed_end: tuple[Done, ...] = ()
     number = 0
     for number, poll in enumerate(polls):
-        if pending is not None:
-            poll = msgspec.structs.replace(poll, done=(*poll.done, pending))
-            pending = None
+        recorded = tuple(done for done in poll.done if done.kind in due)
+        due -= {done.kind for done in recorded}
+        poll = msgspec.structs.replace(poll, done=(*recorded, *assumed_end))
+        assumed_end = ()
         if poll.gate is None:
             poll = msgspec.structs.replace(poll, gate=Gate())
         result = step(state, poll, patience)
@@ -86,19 +97,24 @@ def run(polls: Sequence[Poll], patience: Patience, assumed: Mapping[str, str] = 
             quiet = max(quiet, poll.t - state.quiet_since())
         if result.action == "restart":
             restarts.append(poll.t)
-            if not _on_tape(polls[number + 1 :], "restart", poll.t):
-                guessed.add("restart")
-                break
-        elif result.action is not None and not _on_tape(polls[number + 1 :], result.action, poll.t):
-            guessed.add(result.action)
-            pending = Done(kind=result.action, result=assumed[result.action], t=poll.t, why="assumed, not on the tape")
+        if result.action is None:
+            continue
+        if _on_tape(polls[number + 1 :], result.action, poll.t):
+            due.add(result.action)
+            continue
+        guessed.add(result.action)
+        if result.action == "restart":
+            break  # what the tape holds from here on, a restarted server would not have done
+        end = Done(kind=result.action, result=assumed[result.action], t=poll.t, why="assumed, not on the tape")
+        assumed_end = (end,)
+    seen = sum(any((p.unit, p.health, p.stats, p.journal)) for p in polls[: number + 1])
     span = polls[number].t - polls[0].t
-    return Replay(tuple(events), number + 1, span, tuple(restarts), quiet, tuple(sorted(guessed)))
+    return Replay(tuple(events), number + 1, seen, span, tuple(restarts), quiet, tuple(sorted(guessed)))
 
 
 def _on_tape(polls: Sequence[Poll], kind: Action, t: float) -> bool:
     for poll in polls:
-        if poll.t - t > AHEAD_S:
+        if poll.t - t > AHEAD_S[kind]:
             return False
         if any(done.kind == kind for done in poll.done):
             return True

@@ -19,7 +19,7 @@ from inferops.core.budget import Budget, Ledger
 from inferops.core.lookout import boottime
 from inferops.core.settings import config_option, load, output_option, routed, routed_options
 from inferops.core.state import private_dir, state_dir
-from inferops.core.verdict import BlindError, Finding, Verdict, render
+from inferops.core.verdict import BlindError, Finding, Verdict, escape, render
 
 
 def verdict(unit: str, before: Ledger) -> Verdict:
@@ -45,7 +45,14 @@ def main(config: Path | None, output: str, **given: Any) -> int:
     resolved = load(config=config, flags=routed(**given), environ=os.environ, cwd=Path.cwd())
     unit = resolved.settings.live.unit
     boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-    path = private_dir(state_dir("sentinel") / unit) / "budget.json"
+    homes = state_dir("sentinel")
+    path = homes / unit / "budget.json"
+    if not os.path.lexists(path):
+        have = ", ".join(escape(one.parent.name) for one in sorted(homes.glob("*/budget.json")))
+        raise BlindError(
+            f"no restart budget of {unit} at {escape(str(path))}", f"units that have one: {have or 'none'}; see --unit"
+        )
+    private_dir(path.parent)
     try:
         before = Budget(path, boot, boottime).rearm()
     except (OSError, msgspec.MsgspecError) as e:

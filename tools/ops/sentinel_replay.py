@@ -25,8 +25,10 @@ def verdict(name: str, header: Header, replay: Replay, start_t: float) -> Verdic
     if replay.assumed:
         ends = ", ".join(f"{kind} {ASSUMED.get(kind, 'not made')}" for kind in replay.assumed)
         findings.append(Finding("note", "assumed", f"not on the tape, so assumed: {ends}"))
-    span = f"{replay.polls} polls over {replay.span_s:.0f} s"
-    if replay.restarts:
+    span = f"{replay.polls} poll{'s' * (replay.polls != 1)} over {replay.span_s:.0f} s"
+    if not replay.seen:
+        findings.append(Finding("blind", "answer", f"nothing of the server was seen in {span}"))
+    elif replay.restarts:
         findings.append(Finding("fail", "answer", f"a restart at {replay.restarts[0] - start_t:.1f} s; {span}"))
     elif not any(f.level == "fail" for f in findings):
         findings.append(
@@ -67,8 +69,7 @@ def _level(event: Event) -> Level:
 def main(tape: Path, settings: tuple[str, ...], canary_result: str, output: str) -> int:
     """Replay TAPE: exit 0 no alert, 1 an alert or a restart, 3 blind."""
     header, polls = read(tape)
-    everything = list(polls)
-    replay = run(everything, patience_from(header, settings), {**ASSUMED, "canary": canary_result})
-    result = verdict(tape.name, header, replay, everything[0].t)
+    replay = run(polls, patience_from(header, settings), {**ASSUMED, "canary": canary_result})
+    result = verdict(tape.name, header, replay, polls[0].t)
     click.echo(render(result, "json" if output == "json" else "text"))
     return result.exit
