@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import msgspec
 import pytest
 
@@ -96,11 +99,12 @@ def test_polls_that_always_come_late_are_blind() -> None:
 
 
 @pytest.mark.parametrize("lost", [{"owner": None}, {"clients": None}])
-def test_armed_and_no_longer_to_be_judged_is_blind(lost: dict[str, None]) -> None:
+def test_armed_and_no_longer_to_be_judged_is_blind(lost: dict[str, Any]) -> None:
     stale = ok(active=1, n=3600)
     run = Run().until(60, stats=decoding, clients=CLIENT).until(220, start=70, stats=stale, clients=CLIENT)
     assert run.state.stage == "look"
-    run.until(900, start=230, **({"stats": stale, "clients": CLIENT} | lost))
+    parts: dict[str, Any] = {"stats": stale, "clients": CLIENT} | lost
+    run.until(900, start=230, **parts)
     assert run.kinds()[-1] == "BLIND"
     assert "can't be judged any more" in run.events[-1].text
 
@@ -163,7 +167,7 @@ def test_time_without_any_source_of_progress_does_not_run_the_timer() -> None:
     assert run.at("ARMED") == pytest.approx(200 + 150, abs=10.1)
 
 
-FLAPS = {
+FLAPS: dict[str, Callable[[int], dict[str, Any]]] = {
     "stats": lambda n: {"stats": Stats(answer="bad", why="html") if n % 3 else ok()},
     "owner": lambda n: {"owner": "other" if n % 3 else "unit"},
     "checker": lambda n: {"checker": f"OSError: {n}"} if n % 2 else {},
