@@ -134,7 +134,7 @@ def test_only_the_process_that_was_judged_is_restarted(who: str, monkeypatch: py
     restarted: list[str] = []
     monkeypatch.setattr(unit, "show", show)
     monkeypatch.setattr(unit, "restart", lambda name, deadline_s: restarted.append(name))
-    done = asyncio.run(sentinel.restart())
+    done = asyncio.run(sentinel.acting.restart(sentinel.state))
     assert (done.result, restarted) == ("failed", [])
     assert "not the one that was judged" in done.why
     assert sentinel.budget.read().restarts == ()
@@ -149,7 +149,7 @@ def test_the_judged_process_is_restarted_once_and_counted_before(monkeypatch: py
     monkeypatch.setattr(
         unit, "restart", lambda name, deadline_s: counted.append([e.result for e in sentinel.budget.read().restarts])
     )
-    assert asyncio.run(sentinel.restart()).result == "ok"
+    assert asyncio.run(sentinel.acting.restart(sentinel.state)).result == "ok"
     assert counted == [["spent"]]
     assert [e.result for e in sentinel.budget.read().restarts] == ["ok"]
 
@@ -159,6 +159,6 @@ def test_a_restart_that_brings_no_new_pid_has_failed(monkeypatch: pytest.MonkeyP
     sentinel.state = State(key=(77, 10.0, None))
     monkeypatch.setattr(unit, "show", lambda name: seen(77, 10.0))
     monkeypatch.setattr(unit, "restart", lambda name, deadline_s: None)
-    done = asyncio.run(sentinel.restart())
+    done = asyncio.run(sentinel.acting.restart(sentinel.state))
     assert (done.result, done.why) == ("failed", "main pid is 77 after it")
     assert [e.result for e in sentinel.budget.read().restarts] == ["failed"]

@@ -33,6 +33,7 @@ Type=notify
 ExecStart={python} {package} sentinel run --config {config}
 Environment=PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1
 WatchdogSec=60
+KillMode=mixed
 TimeoutStopSec=30
 SuccessExitStatus=143
 """

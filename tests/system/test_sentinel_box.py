@@ -13,13 +13,14 @@ import pytest
 from inferops.load.drive import prompt
 from tests.engine.running import Engine
 from tests.system.box import CHECKOUT, Box
-from tests.system.sentinel_unit import CONFIG, SentinelUnit, settings, until
+from tests.system.sentinel_unit import CONFIG, UNIT, SentinelUnit, settings, until
 
 pytestmark = [pytest.mark.box, pytest.mark.engine, pytest.mark.timeout(400)]
 
 QUIET = {"CONFIG", "READY", "STALL", "PROGRESS"}  # what a healthy, slow server may be told of
 INFEROPS = [sys.executable, str(CHECKOUT / "tools")]
 LEDGER = "/var/lib/inferops/sentinel/llama.service/budget.json"
+TAPE = "/var/lib/inferops/sentinel/llama.service/tape.jsonl"
 
 
 @pytest.fixture
@@ -60,6 +61,12 @@ def restarted(engine: Engine, watcher: SentinelUnit, old: int, wclass: str) -> N
     answer = engine.stream(prompt(20, 6), 5).end(120)
     assert (answer.error, bool(answer.times)) == ("", True)
     assert json.loads(engine.box.read(LEDGER))["restarts"][0]["result"] == "ok"
+
+
+def noting_its_end(box: Box) -> None:
+    """A stopped unit is soon forgotten by systemd, its exit status too."""
+    box.write(f"/etc/systemd/system/{UNIT}.d/end.conf",
+              "[Service]\nExecStopPost=sh -c 'echo $SERVICE_RESULT $EXIT_STATUS >/run/ended'\n")  # fmt: skip
 
 
 def calm(watcher: SentinelUnit) -> list[str]:
@@ -149,6 +156,12 @@ def test_action_alert_goes_the_whole_way_and_leaves_the_server_as_it_is(box: Box
     assert calm(watcher) == ["ARMED", "CAPTURED", "CANARY", "STACKS", "WEDGE"]
     assert engine.pid() == old
     assert box.run(["test", "-e", LEDGER], check=False).returncode == 1
+    watcher.stop()
+    done = box.run([*INFEROPS, "sentinel", "replay", TAPE, "--output", "json"], check=False)
+    again = [finding["id"] for finding in json.loads(done.stdout)["findings"]]
+    own = ("CONFIG", "GAP")  # said by the loop, not by the policy that a replay runs
+    assert again[: len(watcher.kinds()) - 1] == [k for k in watcher.kinds() if k not in own]
+    assert (done.returncode, again.count("assumed")) == (1, 0)
 
 
 def test_a_wedge_that_ends_by_itself_is_resumed_and_not_restarted(box: Box) -> None:
@@ -247,6 +260,7 @@ def test_stats_that_are_html_are_blind_by_name_and_nothing_is_restarted(box: Box
 
 
 def test_stopping_the_sentinel_in_mid_capture_leaves_nothing_running(box: Box) -> None:
+    noting_its_end(box)
     engine, watcher = ready(box, capture_gap_s=60.0)
     old = wedged(engine, "futex 900")
     watcher.wait("ARMED", 200)
@@ -254,10 +268,42 @@ def test_stopping_the_sentinel_in_mid_capture_leaves_nothing_running(box: Box) -
     watcher.stop()
     left = box.run(["systemctl", "show", "inferops-sentinel.service", "--property=Result,SubState,TasksCurrent"]).stdout
     assert "Result=success" in left
+    assert box.read("/run/ended").split() == ["success", "143"]
+    assert calm(watcher) == ["ARMED"]  # a capture that we ended ourselves is no failed one
     ps = box.run(["ps", "-eo", "args"]).stdout
     assert "tools capture" not in ps
     assert "gdb" not in ps
     assert engine.pid() == old
+
+
+def test_stopping_the_sentinel_in_mid_restart_is_no_failed_restart(box: Box) -> None:
+    """The server takes its time to stop; systemd goes on with the job that we asked for, and nobody is alarmed."""
+    noting_its_end(box)
+    engine = Engine(box, timeout_stop=15).start()
+    watcher = SentinelUnit(box).start()
+    watcher.wait("READY", 60)
+    old = wedged(engine, "futex 900")
+    watcher.wait("WEDGE", 200)
+    until(lambda: box.run(["test", "-e", LEDGER], check=False).returncode == 0, 30, "the restart is counted")
+    watcher.stop()
+    assert box.read("/run/ended").split() == ["success", "143"]
+    assert calm(watcher) == ["ARMED", "CAPTURED", "CANARY", "STACKS", "WEDGE"]
+    assert [e["result"] for e in json.loads(box.read(LEDGER))["restarts"]] == ["spent"]
+    until(lambda: engine.pid() not in (0, old), 60, "systemd's restart of the server")
+
+
+def test_an_alias_and_a_reader_that_leaves(box: Box) -> None:
+    box.write("/etc/systemd/system/real.service",
+              "[Service]\nExecStart=sleep 600\n[Install]\nAlias=other.service\n")  # fmt: skip
+    box.run(["systemctl", "enable", "--now", "real.service"])
+    run = " ".join([*INFEROPS, "sentinel", "run", "--unit", "other.service", "--poll", "1", "--probe-deadline", "0.9"])
+    done = box.run(["bash", "-c", f"{run} --polls 3 | head -1; echo ${{PIPESTATUS[0]}}"])
+    assert done.stdout.splitlines()[-1] in ("0", "1", "3")
+    assert done.stderr.count("stdout takes no more") <= 1
+    tape = box.read("/var/lib/inferops/sentinel/real.service/tape.jsonl").splitlines()
+    assert len(tape) == 1 + 3
+    told = box.journal(None, "-t", "inferops-sentinel", "-o", "cat").splitlines()
+    assert told[0].startswith("CONFIG real.service: ")
 
 
 def test_a_unit_that_does_not_exist_is_one_line_and_exit_2(box: Box) -> None:

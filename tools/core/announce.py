@@ -7,6 +7,7 @@ import os
 import sys
 from collections.abc import Mapping
 
+import click
 import orjson
 
 from inferops.core.turn import Event
@@ -86,8 +87,34 @@ def to_journal(event: Event, unit: str, extra: Mapping[str, str]) -> None:
 
 def stdout_is_journal() -> bool:
     """True where systemd connected our stdout to the journal (JOURNAL_STREAM names its device and inode)."""
-    with contextlib.suppress(OSError, ValueError):
+    with contextlib.suppress(OSError, ValueError, AttributeError):  # AttributeError: started with stdout closed
         device, inode = os.environ.get("JOURNAL_STREAM", "").split(":")
         stat = os.fstat(sys.stdout.fileno())
         return (stat.st_dev, stat.st_ino) == (int(device), int(inode))
     return False
+
+
+def to_stdout(text: str | bytes) -> str | None:
+    """Writes one line; why it can't be written, or None. After a failure the line and the later ones go nowhere, so
+    that what is left in the buffer is no error at exit either."""
+    try:
+        click.echo(text)
+    except (OSError, ValueError) as e:
+        _to_null(1)
+        return str(e)
+    return None
+
+
+def to_stderr(text: str) -> None:
+    """Writes one line where anybody reads it; a stderr that is gone takes nothing with it."""
+    try:
+        click.echo(text, err=True)
+    except (OSError, ValueError):
+        _to_null(2)
+
+
+def _to_null(descriptor: int) -> None:
+    with contextlib.suppress(OSError):
+        null = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(null, descriptor)
+        os.close(null)

@@ -58,17 +58,22 @@ def environ(resolved: Resolved) -> dict[str, str]:
     return env
 
 
+def argv(resolved: Resolved, args: list[str]) -> list[str]:
+    """The command line of one capture process."""
+    package = str(Path(inferops.__file__).parent)
+    config = ["--config", str(resolved.path)] if resolved.path is not None else []
+    return [sys.executable, package, "capture", *config, *args, "--output", "json"]
+
+
 # --- edge
 
 
 async def _capture(resolved: Resolved, args: list[str], deadline_s: float) -> tuple[int | None, dict[str, Any], str]:
     """(exit code or None for a deadline, the JSON report or {}, the last line of stderr)."""
-    package = str(Path(inferops.__file__).parent)
-    config = ["--config", str(resolved.path)] if resolved.path is not None else []
     process = await asyncio.create_subprocess_exec(
-        sys.executable, package, "capture", *config, *args, "--output", "json",
-        stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
-        env=environ(resolved),
+        *argv(resolved, args), stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE, env=environ(resolved),
+        start_new_session=True,  # a Ctrl-C is ours to pass on: it may hold the server under gdb
     )  # fmt: skip
     try:
         out, err = await asyncio.wait_for(process.communicate(), deadline_s)

@@ -24,6 +24,8 @@ from inferops.core.verdict import InferopsError
 
 BLOCKING_MAX_S = 15.0  # systemctl has 5 s of its own, the rest is /proc on a machine that swaps
 DRAINS_MAX = 20  # journal batches a look; what is left is read at the next one
+TROUBLE_REPEAT_S = 600.0  # a trouble that comes and goes is told once in this
+TROUBLES_MAX = 200  # texts remembered; the one told longest ago is forgotten first
 
 
 def boottime() -> float:
@@ -52,6 +54,23 @@ def seen_in(entries: Iterable[Entry], before: JournalSeen, profile: Profile) -> 
         if kind in ("progress", "ready", "fatal"):
             note(kind, entry.t)
     return JournalSeen(**{f"{name}_t": t for name, t in times.items()})
+
+
+class Troubles:
+    """Which troubles of a look are news: those that the look before did not have, a text once in TROUBLE_REPEAT_S."""
+
+    def __init__(self) -> None:
+        self._last: frozenset[str] = frozenset()
+        self._told: dict[str, float] = {}
+
+    def news(self, troubles: Iterable[str], t: float) -> list[str]:
+        """Those of `troubles`, seen at `t` (BOOTTIME s), that are to be told."""
+        now = dict.fromkeys(troubles)
+        recent = {text: at for text, at in self._told.items() if t - at < TROUBLE_REPEAT_S}
+        news = [text for text in now if text not in self._last and text not in recent]
+        recent |= dict.fromkeys(news, t)
+        self._last, self._told = frozenset(now), dict(list(recent.items())[-TROUBLES_MAX:])
+        return news
 
 
 @dataclass
@@ -91,7 +110,13 @@ class Lookout:
         health = asyncio.create_task(self.prober.health())
         stats = asyncio.create_task(self.prober.stats())
         still = asyncio.create_task(self._look_still())
-        await asyncio.wait({health, stats, still})  # all have ended: nothing of this poll runs into the next
+        try:
+            await asyncio.wait({health, stats, still})  # all have ended: nothing of this poll runs into the next
+        except asyncio.CancelledError:
+            for task in (health, stats, still):
+                task.cancel()
+            await asyncio.gather(health, stats, still, return_exceptions=True)
+            raise
         seen = still.result()
         if seen is None:
             return Poll(t=t, wall=wall, checker=f"systemd or /proc did not answer within {BLOCKING_MAX_S:.0f} s")
@@ -148,5 +173,7 @@ class Lookout:
 
     async def close(self) -> None:
         await self.prober.aclose()
-        if self._follower is not None:
+        if self._still is not None:  # a look that was cut short: its thread reads the journal that is closed below
+            await asyncio.wait({self._still}, timeout=BLOCKING_MAX_S)
+        if self._follower is not None and (self._still is None or self._still.done()):
             self._follower.close()

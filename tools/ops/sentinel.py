@@ -9,34 +9,32 @@ Blind to: work that no source shows (no gauges, no client connection); wrong ans
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import signal
 import sys
 import time
-from collections.abc import Coroutine
 from pathlib import Path
 from typing import Any
 
 import click
 import msgspec
 
-from inferops.core import announce, armed, capturing, unit
+from inferops.core import announce, armed, unit
+from inferops.core.acting import Acting
 from inferops.core.budget import Budget
 from inferops.core.evidence import Patience
-from inferops.core.lock import Lock, holder
-from inferops.core.lookout import Lookout, boottime
-from inferops.core.poll import Done, Gate, Poll
+from inferops.core.lock import Lock
+from inferops.core.lookout import Lookout, Troubles, boottime
+from inferops.core.poll import Gate, Poll
 from inferops.core.schema import KEYS
 from inferops.core.settings import Resolved, config_option, load, local_option, output_option, routed, routed_options
 from inferops.core.state import private_dir, run_dir, state_dir
 from inferops.core.tape import Header, Writer
-from inferops.core.turn import Action, Event, State
-from inferops.core.verdict import InferopsError
+from inferops.core.turn import Event, State
 from inferops.core.wedge import step
 
-TROUBLES_MAX = 200  # each is told once; past this many different ones, anew
 DUE_MARGIN_S = 0.01  # past the bound for certain: a timer may fire a little early by another clock
-RESTART_SLACK_S = 30.0  # over what the unit's own stop and start may take, before we say that the job hangs
 
 
 def patience_of(resolved: Resolved) -> Patience:
@@ -69,7 +67,8 @@ def next_poll_at(started: float, now: float, poll_s: float, due_t: float, look_s
 
 
 class Sentinel:
-    """The loop: look, judge, tell, act. One action at a time; a poll never waits for one."""
+    """The loop: look, judge, tell, act. A poll never waits for an action. Once `stop` is set nothing is judged any
+    more: what ends then may have been ended with us."""
 
     def __init__(self, resolved: Resolved, output: str) -> None:
         self.resolved, self.output = resolved, output
@@ -81,162 +80,98 @@ class Sentinel:
         self.budget = Budget(home / "budget.json", boot, boottime)
         settings = {name: getattr(self.patience, name) for name in Patience.__dataclass_fields__}
         self.tape = Writer(home, Header(subject=self.unit, engine=resolved.profile.name, patience=settings))
+        self.stop = asyncio.Event()
+        self.acting = Acting(resolved, self.lookout.prober, self.tape.path, self.budget, self.stop)
         self.state = State()
-        self.capture: Path | None = None
         self.levels: set[str] = set()
-        self._done: list[Done] = []
-        self._tasks: set[asyncio.Task[None]] = set()
-        self._told: set[str] = set()
+        self._troubles = Troubles()
         self._to_stdout = not announce.stdout_is_journal()
 
-    async def run(self, stop: asyncio.Event, polls: int | None) -> None:
-        """Polls until `stop` or `polls` are done; leaves nothing running. Raises InferopsError: no such unit."""
-        await asyncio.to_thread(unit.show, self.unit)
+    async def run(self, polls: int | None) -> None:
+        """Polls until `stop` is set or `polls` are done; leaves nothing running."""
         self.tell(Event("CONFIG", "note", boottime(), self.summary()))
         started, count = boottime(), 0
         try:
-            while not stop.is_set() and (polls is None or count < polls):
-                await self.once()
+            while not self.stop.is_set() and (polls is None or count < polls):
+                poll = await self.look()
+                if poll is None:
+                    break
+                self.judge(poll)
                 count += 1
                 notify(f"WATCHDOG=1\nSTATUS={self.status()}" + ("\nREADY=1" if count == 1 else ""))
                 due_t = armed.due_t(self.state, self.patience) + DUE_MARGIN_S
                 look_s = self.settings.probe_deadline_s
                 wait = next_poll_at(started, boottime(), self.settings.poll_s, due_t, look_s) - boottime()
-                try:
-                    await asyncio.wait_for(stop.wait(), timeout=max(0.0, wait))
-                except TimeoutError:
-                    continue
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(self.stop.wait(), timeout=max(0.0, wait))
         finally:
             notify("STOPPING=1")
-            for task in self._tasks:
-                task.cancel()
-            await asyncio.gather(*self._tasks, return_exceptions=True)
+            await self.acting.stop()
             self.tape.close()
             await self.lookout.close()
 
-    async def once(self) -> None:
-        """One poll through the policy."""
+    async def look(self) -> Poll | None:
+        """One poll; None where `stop` was set meanwhile."""
+        look, stopped = asyncio.create_task(self.lookout.poll()), asyncio.create_task(self.stop.wait())
         try:
-            poll = await self.lookout.poll()
+            await asyncio.wait({look, stopped}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            stopped.cancel()
+            if not look.done():
+                look.cancel()
+        try:
+            poll = await look
+        except asyncio.CancelledError:
+            return None
         except Exception as e:  # noqa: BLE001 - the checker's own fault is a finding, never the end of the watch
             poll = Poll(t=boottime(), wall=time.time(), checker=f"{type(e).__name__}: {e}"[:300])
-        done, self._done = tuple(self._done), []
-        poll = msgspec.structs.replace(poll, done=done, gate=Gate(held=self.held()))
-        self.record(poll)
-        for trouble in self.lookout.troubles:
-            if trouble not in self._told:
-                self._told = {*self._told, trouble} if len(self._told) < TROUBLES_MAX else {trouble}
-                self.tell(Event("GAP", "warn", poll.t, trouble))
+        return None if self.stop.is_set() else poll
+
+    def judge(self, poll: Poll) -> None:
+        """One poll, with what ended meanwhile, through the policy; what it says is told, what it wants is begun."""
+        poll = msgspec.structs.replace(poll, done=self.acting.ended(), gate=Gate(held=self.acting.held()))
+        troubles = list(self.lookout.troubles)
+        try:
+            self.tape.write(poll)
+        except OSError as e:
+            troubles.append(f"the tape cannot be written: {e}")
+        for trouble in self._troubles.news(troubles, poll.t):
+            self.tell(Event("GAP", "warn", poll.t, trouble))
         result = step(self.state, poll, self.patience)
         self.state = result.state
         for event in result.events:
             self.tell(event)
         if result.action is not None:
-            self.begin(self.act(result.action))
-
-    def begin(self, work: Coroutine[Any, Any, None]) -> None:
-        """Runs `work` beside the polls; `run` ends what is left of it."""
-        task = asyncio.create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-
-    def held(self) -> str | None:
-        """What forbids a restart right now: the machine lock or the budget."""
-        if self.settings.action != "restart":
-            return "action is alert"
-        try:
-            held_by = holder(run_dir() / "machine.lock")
-        except InferopsError as e:
-            return str(e)
-        return f"the machine lock is held by {held_by}" if held_by is not None else self.budget.held()
-
-    async def act(self, action: Action) -> None:
-        """Carries out what the policy asked for; however it ends, the next poll hears of it."""
-        try:
-            if action == "capture":
-                done = await self.take_capture()
-            elif action == "canary":
-                deadline = self.settings.canary_deadline_s or self.resolved.profile.canary.deadline_s
-                done = await self.lookout.prober.canary(deadline)
-            elif action == "stacks":
-                ok, why = await capturing.stacks(self.resolved, self.capture, self.settings.stacks_deadline_s)
-                done = Done(kind="stacks", result="ok" if ok else "failed", t=boottime(), why=why)
-            else:
-                done = await self.restart()
-        except (InferopsError, OSError) as e:
-            done = Done(kind=action, result="failed", t=boottime(), why=str(e))
-        except Exception as e:  # noqa: BLE001 - whatever it was, the policy hears that the action failed
-            done = Done(kind=action, result="failed", t=boottime(), why=f"{type(e).__name__}: {e}"[:300])
-        self._done.append(done)
-
-    async def take_capture(self) -> Done:
-        reason, self.capture = f"class {self.state.wclass}", None
-        ok, why, self.capture = await capturing.passive(
-            self.resolved, reason, self.tape.path, self.settings.capture_gap_s
-        )
-        return Done(kind="capture", result="ok" if ok else "failed", t=boottime(), why=why)
-
-    async def restart(self) -> Done:
-        """Restarts the unit once: lock, budget written, one more look at the pid, systemctl, the new pid."""
-
-        judged = self.state.key  # polls go on meanwhile and may bind the state to another process
-
-        def failed(why: str) -> Done:
-            return Done(kind="restart", result="failed", t=boottime(), why=why)
-
-        with Lock(run_dir() / "machine.lock", f"sentinel restart of {self.unit}"):
-            if (reason := self.budget.held()) is not None:
-                return failed(reason)
-            before = await asyncio.to_thread(unit.show, self.unit)
-            if judged is None or (before.main_pid, before.start_t) != judged[:2]:
-                return failed(f"main pid is {before.main_pid} now, not the one that was judged: not restarted")
-            self.budget.spend(before.main_pid, time.time())
-            deadline = (before.timeout_stop_s or 3600.0) + self.settings.load_max_s + RESTART_SLACK_S
-            try:
-                await asyncio.to_thread(unit.restart, self.unit, deadline)
-                after = await asyncio.to_thread(unit.show, self.unit)
-            except InferopsError as e:
-                self.budget.settle("failed")
-                return failed(str(e))
-            if after.main_pid in (0, before.main_pid):
-                self.budget.settle("failed")
-                return failed(f"main pid is {after.main_pid} after it")
-            self.budget.settle("ok")
-            return Done(kind="restart", result="ok", t=boottime())
+            self.acting.begin(result.action, self.state)
 
     def tell(self, event: Event) -> None:
         """One event to the journal, and to stdout where that is not the journal already."""
         self.levels.add(event.level if event.kind != "BLIND" else "blind")
-        extra = {"capture": str(self.capture)} if self.capture is not None and event.wclass else {}
+        extra = {"capture": str(self.acting.capture)} if self.acting.capture is not None and event.wclass else {}
         try:
             announce.to_journal(event, self.unit, extra)
         except OSError as e:
-            click.echo(f"inferops sentinel: the journal takes no entry: {e}", err=True)
+            announce.to_stderr(f"inferops sentinel: the journal takes no entry: {e}")
         if self._to_stdout:
-            text = announce.line(event, self.unit)
-            stamp = time.strftime("%H:%M:%S", time.localtime(time.time() - (boottime() - event.t)))
-            click.echo(announce.record(event, self.unit, time.time()) if self.output == "json" else f"{stamp} {text}")
+            self.show(event)
         if event.kind == "WEDGE" and self.settings.action == "restart":
             try:
                 self.budget.latch()
             except Exception as e:  # noqa: BLE001 - an open latch still counts the restarts
-                click.echo(f"inferops sentinel: the budget cannot be latched: {e}", err=True)
+                announce.to_stderr(f"inferops sentinel: the budget cannot be latched: {e}")
         if event.kind == "RESUMED":
-            self.begin(self.note_resumed(tuple(self._tasks), event.text))
+            self.acting.resumed(event.text)
 
-    async def note_resumed(self, under_way: tuple[asyncio.Task[None], ...], text: str) -> None:
-        """Lets the action under way end, then says in the capture that its engine was healthy after all."""
-        await asyncio.gather(*under_way, return_exceptions=True)
-        if self.capture is not None:
-            await capturing.resumed(self.resolved, self.capture, text)
-
-    def record(self, poll: Poll) -> None:
-        try:
-            self.tape.write(poll)
-        except OSError as e:
-            if "tape" not in self._told:
-                self._told.add("tape")
-                self.tell(Event("GAP", "warn", poll.t, f"the tape cannot be written: {e}"))
+    def show(self, event: Event) -> None:
+        """One event on stdout; one that takes no more is told once, and the watch goes on without it."""
+        stamp = time.strftime("%H:%M:%S", time.localtime(time.time() - (boottime() - event.t)))
+        text = f"{stamp} {announce.line(event, self.unit)}"
+        why = announce.to_stdout(announce.record(event, self.unit, time.time()) if self.output == "json" else text)
+        if why is not None:
+            self._to_stdout = False
+            why = f"stdout takes no more: {why}; the events go to the journal alone"
+            announce.to_stderr(f"inferops sentinel: {why}")
+            self.tell(Event("GAP", "warn", boottime(), why))
 
     def summary(self) -> str:
         s, live, onoff = self.settings, self.resolved.settings.live, {True: "on", False: "off"}
@@ -250,6 +185,16 @@ class Sentinel:
         if s.ready_t is None:
             return f"pid {s.pid} not proven ready yet"
         return f"pid {s.pid} {s.stage}" + (f" class {s.wclass}" if s.wclass else "")
+
+
+def named(resolved: Resolved) -> Resolved:
+    """The same settings with the unit by its own name: under an alias it would have a second lock, budget and tape.
+
+    Raises as `unit.show`: UsageError: no such unit; BlindError: systemd does not answer.
+    """
+    name = unit.show(resolved.settings.live.unit).name
+    live = msgspec.structs.replace(resolved.settings.live, unit=name)
+    return msgspec.structs.replace(resolved, settings=msgspec.structs.replace(resolved.settings, live=live))
 
 
 def notify(message: str) -> None:
@@ -268,25 +213,23 @@ def notify(message: str) -> None:
 @output_option
 def main(config: Path | None, polls: int | None, output: str, **given: Any) -> int:
     """Watch the live server until stopped."""
-    resolved = load(config=config, flags=routed(**given), environ=os.environ, cwd=Path.cwd())
-    lock = Lock(
-        run_dir() / f"sentinel-{resolved.settings.live.unit}.lock", f"sentinel of {resolved.settings.live.unit}"
-    )
-    with lock:
-        return asyncio.run(_main(Sentinel(resolved, output), polls))
+    resolved = named(load(config=config, flags=routed(**given), environ=os.environ, cwd=Path.cwd()))
+    name = resolved.settings.live.unit
+    with Lock(run_dir() / f"sentinel-{name}.lock", f"sentinel of {name}"):
+        return asyncio.run(_main(resolved, output, polls))
 
 
-async def _main(sentinel: Sentinel, polls: int | None) -> int:
-    stop = asyncio.Event()
+async def _main(resolved: Resolved, output: str, polls: int | None) -> int:
+    sentinel = Sentinel(resolved, output)
     got: list[int] = []
 
     def stopped(number: int) -> None:
         got.append(number)
-        stop.set()
+        sentinel.stop.set()
 
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stopped, number)
-    await sentinel.run(stop, polls)
+    await sentinel.run(polls)
     if got:
         return 128 + got[0]
     return 1 if "alert" in sentinel.levels else 3 if "blind" in sentinel.levels else 0
