@@ -124,11 +124,18 @@ def test_one_hot_thread_is_a_spin_not_a_prefill() -> None:
     assert run.kinds() == WAY
 
 
-@pytest.mark.parametrize("gpu", [True, None])
-def test_hot_threads_say_nothing_where_a_gpu_is_open_or_unknown(gpu: bool | None) -> None:
+def test_hot_threads_say_nothing_where_a_gpu_is_open() -> None:
     run = Run().until(60, stats=decoding, clients=CLIENT)
-    run.until(400, start=70, stats=HANG, clients=CLIENT, host=hot(8, gpu))
+    run.until(400, start=70, stats=HANG, clients=CLIENT, host=hot(8, True))
     assert len(run.restarts()) == 1
+
+
+@pytest.mark.parametrize("host", [None, hot(8, None), HostSeen(gpu=False)])
+def test_threads_that_were_not_read_are_not_cold_ones(host: HostSeen | None) -> None:
+    run = Run().until(60, stats=decoding, clients=CLIENT)
+    run.until(3000, start=70, stats=HANG, clients=CLIENT, host=host)
+    assert run.restarts() == []
+    assert "BLIND" in run.kinds()
 
 
 def test_cpu_alone_speaks_for_an_hour_and_no_longer() -> None:

@@ -231,3 +231,50 @@ def test_a_progress_line_from_the_future_counts_as_now() -> None:
 def test_a_recorded_end_keeps_its_pid() -> None:
     one = Done(kind="capture", result="ok", t=1.0, pid=77)
     assert msgspec.json.decode(msgspec.json.encode(one), type=Done) == one
+
+
+GPU = HostSeen(hot=0, gpu=True)
+
+
+def test_a_journal_without_one_line_of_the_unit_is_no_source() -> None:
+    run = Run().until(60, stats=decoding, clients=CLIENT, host=GPU, journal=JournalSeen())
+    run.until(3000, start=70, stats=HANG, clients=CLIENT, host=GPU, journal=JournalSeen())
+    assert run.restarts() == []
+    assert "BLIND" in run.kinds()
+
+
+@pytest.mark.parametrize(("clients", "told"), [((), "PHANTOM"), (None, "BLIND")])
+def test_an_endpoint_that_hangs_does_not_second_its_own_old_gauges(clients: tuple[str, ...] | None, told: str) -> None:
+    run = Run().until(60, stats=decoding, clients=CLIENT).until(3000, start=70, stats=HANG, clients=clients)
+    assert run.restarts() == []
+    assert told in run.kinds()
+
+
+def test_gauges_that_say_work_and_no_source_of_progress_are_blind() -> None:
+    stats = Stats(answer="ok", active=4, queued=9, free_slots=0)
+    run = Run().until(60).until(3000, start=70, stats=stats, clients=CLIENT, journal=None, host=GPU)
+    assert "BLIND" in run.kinds()
+    assert run.restarts() == []
+
+
+def test_errors_on_a_port_of_unknown_owner_are_blind() -> None:
+    run = Run().until(60).until(3000, start=70, health=ERROR, owner=None)
+    assert run.kinds() == ["READY", "BLIND"]
+
+
+def test_a_failed_restart_is_not_asked_for_again_at_once() -> None:
+    run = Run().until(60, stats=decoding, clients=CLIENT)
+    t, done = 70, ()
+    while t < 3670:
+        before = len(run.restarts())
+        run.feed(poll(t, stats=HANG, clients=CLIENT, done=done))
+        failed = Done(kind="restart", result="failed", t=START_T + t, why="x", pid=77)
+        done = (failed,) if len(run.restarts()) > before else ()  # type: ignore[assignment]
+        t += 10
+    assert 2 <= len(run.restarts()) <= 6
+    assert run.kinds().count("FAILED") <= 6
+
+
+def test_progress_after_a_stall_is_told_once_in_ten_minutes() -> None:
+    run = Run().until(3600, stats=lambda t: ok(active=1, n=t // 90), clients=CLIENT, host=GPU)
+    assert run.kinds().count("PROGRESS") <= 7

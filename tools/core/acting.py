@@ -71,8 +71,8 @@ class Acting:
             return "action is alert"
         try:
             held_by = holder(run_dir() / "machine.lock")
-        except InferopsError as e:
-            return str(e)
+        except Exception as e:  # noqa: BLE001 - a lock file that cannot be understood holds
+            return f"the machine lock cannot be read: {e}"
         return f"the machine lock is held by {held_by}" if held_by is not None else self.budget.held()
 
     def begin(self, action: Action, state: State) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from inferops.core.turn import Key, State, Turn
+from inferops.core.turn import REPEAT_S, Key, State, Turn
 
 # One process's start, read twice; a pid comes round again only after many thousand others.
 SAME_START_S = 0.5
@@ -82,7 +82,7 @@ def _end_restart(turn: Turn) -> None:
             turn.s = replace(turn.s, stage="watch", restart_t=turn.poll.t)
         else:
             turn.tell("FAILED", "alert", f"the restart did not work: {done.why}")
-            turn.s = replace(turn.s, stage="watch", ours=None)
+            turn.s = replace(turn.s, stage="watch", ours=None, hold_t=turn.poll.t + REPEAT_S)
 
 
 def verify(turn: Turn) -> None:

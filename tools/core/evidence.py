@@ -85,9 +85,15 @@ def cpu_speaks(poll: Poll, p: Patience) -> bool:
 
 def could_show_progress(poll: Poll, p: Patience) -> bool:
     """True where a source that would show a healthy engine at work was looked at: without one, no progress seen
-    means nothing. A stats endpoint that hangs is none: it hangs in a long healthy prefill too."""
-    counted = poll.stats is not None and poll.stats.answer == "ok" and bool(poll.stats.counters)
-    return counted or poll.journal is not None or cpu_speaks(poll, p)
+    means nothing. A stats endpoint that hangs is none: it hangs in a long healthy prefill too, and on a CPU engine the
+    threads must then have been read. A journal that never held a line of the unit is none either."""
+    if poll.stats is not None and poll.stats.answer == "ok" and poll.stats.counters:
+        return True
+    host, journal = poll.host, poll.journal
+    if p.cpu_is_evidence and (host is None or host.hot is None or host.gpu is None):
+        return False
+    written = journal is not None and any(t is not None for t in (journal.any_t, journal.ready_t, journal.progress_t))
+    return written or cpu_speaks(poll, p)
 
 
 def gauges(stats: Stats | None) -> tuple[int, int] | None:
@@ -120,8 +126,8 @@ def work_sources(
     waiting = len(poll.clients or ()) if says and idle_clients is None else new_clients(poll, idle_clients)
     if waiting:
         says.append(f"{waiting} client connection{'s' if waiting > 1 else ''}")
-    if p.stats_wait_for_engine and poll.stats is not None and poll.stats.answer == "timeout":
-        says.append("stats unanswered by the engine")
+    if waiting and p.stats_wait_for_engine and poll.stats is not None and poll.stats.answer == "timeout":
+        says.append("stats unanswered by the engine")  # to old gauges alone it would be the same endpoint twice
     if nothing_answers(poll):
         says.append("health unanswered")
     return tuple(says)

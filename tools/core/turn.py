@@ -37,6 +37,7 @@ class State:
     progress_t: last evidence of progress, CPU included (real_progress_t: without CPU); journal_t: newest progress
     line counted; seen_t: last poll with gauges or progress; error_since: health says 5xx since; late: polls in a row
     that came after a gap; stands_t: last poll on which the armed class stood; retry_t: when a capture is tried again;
+    hold_t: nothing arms before, since a restart failed;
     proofs: canaries that got a token since the last real progress; ours: the process whose restart was ours; restart_t:
     since when our restart waits to be verified; done: ends of actions that no poll could take yet; told: what holds
     and is not said twice; said: when each word was last said.
@@ -67,6 +68,7 @@ class State:
     canary_out: bool = False
     proofs: int = 0
     d_tids: frozenset[int] = frozenset()
+    hold_t: float = -math.inf
     ours: Key | None = None
     restart_t: float | None = None
     done: tuple[Done, ...] = ()

@@ -151,7 +151,8 @@ def _work(turn: Turn) -> None:
 def _blind(turn: Turn, progressed: ev.Progress | None) -> None:
     """Tells when nothing usable was seen for `stall_s`; on the second poll where a source answers nonsense."""
     poll, s, p = turn.poll, turn.s, turn.p
-    if progressed is not None or ev.gauges(poll.stats) is not None:
+    known = ev.gauges(poll.stats) is not None and poll.owner is not None
+    if progressed is not None or (known and (ev.idle(poll) or ev.could_show_progress(poll, p))):
         if any(word in s.told for word in SEEING_ENDS):
             turn.tell("SEEING", "note", "progress or gauges are seen again", once="seeing")
         turn.s = replace(turn.s, seen_t=poll.t)
@@ -188,10 +189,10 @@ def _watch(turn: Turn, progressed: ev.Progress | None) -> Step:
     poll, s, p = turn.poll, turn.s, turn.p
     if progressed is not None:
         if "stall" in s.told:
-            turn.tell("PROGRESS", "note", f"again: {progressed.by}")
-        turn.forget("stall", "phantom", "alone")
+            turn.tell("PROGRESS", "note", f"again: {progressed.by}", once="progress")
+        turn.forget("stall", "phantom", "alone", "progress")
         return turn.end()
-    found = armed.judge(s, poll, p)
+    found = armed.judge(s, poll, p) if poll.t >= s.hold_t else None
     if found is not None:
         turn.s = replace(turn.s, stage="capture", wclass=found[0], captured=False, d_tids=frozenset(), stands_t=poll.t)
         turn.tell("ARMED", "warn", f"class {found[0]}: {found[1]}")
