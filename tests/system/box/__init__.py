@@ -230,8 +230,8 @@ class Box:
                 state = done.stdout.strip()
                 if state in ("running", "degraded"):
                     return
-                if done.returncode == 125:
-                    break  # PID 1 is gone
+                if done.returncode == 125 and not Path(f"/proc/{self.pid}").exists():
+                    break  # PID 1 is gone; while it still makes its namespaces, they can't be entered either
             time.sleep(0.02)  # systemd does not listen yet
         raise BoxError(f"box {self.name} did not boot (state: {state or 'none'}): {self._last_words()}")
 
