@@ -121,8 +121,9 @@ def test_a_long_prefill_is_left_alone(box: Box) -> None:
 
 
 def test_cpu_contention_is_slow_and_no_wedge(box: Box) -> None:
-    """Four hogs on two cores: stats miss their deadline, decode falls to a few tokens a second or under one."""
-    engine, watcher = ready(box, stall_s=20.0, poll_s=2.0, probe_deadline_s=1.9)
+    """Four hogs on two cores: stats answer late or not at all, decode falls to a few tokens a second or under one.
+    The bounds are a quarter of the defaults, so that a machine that others load too does not decide the test."""
+    engine, watcher = ready(box, stall_s=40.0, poll_s=4.0, probe_deadline_s=3.8)
     old = engine.pid()
     hogs = [box.popen(["sh", "-c", "while :; do :; done"]) for _ in range(4)]
     try:
