@@ -7,6 +7,7 @@ itself 30 minutes old: that much time has then passed whatever the wall clock sa
 from __future__ import annotations
 
 import contextlib
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -59,6 +60,12 @@ class Budget:
 
     def __init__(self, path: Path, boot: str, now: Callable[[], float]) -> None:
         self.path, self._boot, self._now = path, boot, now
+
+    @classmethod
+    def here(cls, path: Path) -> Budget:
+        """The ledger at `path`, by this boot's id and this machine's CLOCK_BOOTTIME."""
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        return cls(path, boot, lambda: time.clock_gettime(time.CLOCK_BOOTTIME))
 
     def read(self) -> Ledger:
         """The ledger; an absent file is an empty one. Raises OSError or msgspec.MsgspecError."""

@@ -76,8 +76,7 @@ class Sentinel:
         self.patience = patience_of(resolved)
         self.lookout = Lookout(resolved)
         home = private_dir(state_dir("sentinel") / self.unit)
-        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-        self.budget = Budget(home / "budget.json", boot, boottime)
+        self.budget = Budget.here(home / "budget.json")
         settings = {name: getattr(self.patience, name) for name in Patience.__dataclass_fields__}
         self.tape = Writer(home, Header(subject=self.unit, engine=resolved.profile.name, patience=settings))
         self.stop = asyncio.Event()

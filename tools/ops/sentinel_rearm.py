@@ -16,7 +16,6 @@ import click
 import msgspec
 
 from inferops.core.budget import Budget, Ledger
-from inferops.core.lookout import boottime
 from inferops.core.settings import config_option, load, output_option, routed, routed_options
 from inferops.core.state import private_dir, state_dir
 from inferops.core.verdict import BlindError, Finding, Verdict, escape, render
@@ -44,7 +43,6 @@ def main(config: Path | None, output: str, **given: Any) -> int:
     """Open the latch: restarts are counted from zero again."""
     resolved = load(config=config, flags=routed(**given), environ=os.environ, cwd=Path.cwd())
     unit = resolved.settings.live.unit
-    boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     homes = state_dir("sentinel")
     path = homes / unit / "budget.json"
     if not os.path.lexists(path):
@@ -54,7 +52,7 @@ def main(config: Path | None, output: str, **given: Any) -> int:
         )
     private_dir(path.parent)
     try:
-        before = Budget(path, boot, boottime).rearm()
+        before = Budget.here(path).rearm()
     except (OSError, msgspec.MsgspecError) as e:
         raise BlindError(f"the restart budget {path} cannot be read: {e}", f"look at it, then remove {path}") from e
     click.echo(render(verdict(unit, before), "json" if output == "json" else "text"))
