@@ -29,21 +29,31 @@ class Health(Part, frozen=True, kw_only=True):
 
 
 class Stats(Part, frozen=True, kw_only=True):
-    """What the stats endpoints said, merged; `counters` move only when the engine works. `why` is for people."""
+    """What the stats endpoints said, merged; `counters` move only when the engine works. `stuck`: requests between queue
+    and engine (being materialized, a slot being loaded); `open`: requests accepted and not ended, `ended`: all that
+    ended so far, where the engine counts them; `tasks`: ids of what runs now; `instance`: the engine's own id of its
+    process. `why` is for people."""
 
     answer: StatsAnswer
     active: int | None = None
     queued: int | None = None
+    stuck: int | None = None
     free_slots: int | None = None
     counters: dict[str, float] = {}
+    open: int | None = None
+    ended: int | None = None
+    tasks: tuple[str, ...] = ()
+    instance: str | None = None
     why: str = ""
 
 
 class JournalSeen(Part, frozen=True, kw_only=True):
     """The entries' own times (BOOTTIME) of the last line of each kind since the sentinel's cursor; None: none seen.
-    Lines that our own probing causes count as none of them."""
+    `working`: a line of a queue that is being worked while no token can move. Lines that our own probing causes count
+    as none of them."""
 
     progress_t: float | None = None
+    working_t: float | None = None
     ready_t: float | None = None
     fatal_t: float | None = None
     any_t: float | None = None
@@ -62,12 +72,30 @@ class UnitSeen(Part, frozen=True, kw_only=True):
 
 class HostSeen(Part, frozen=True, kw_only=True):
     """Threads of the unit's cgroup since the poll before. `hot`: threads with (run + wait)/wall at or over the bound;
-    None where no earlier sample exists. `gpu`: a GPU device is open (then hot says nothing)."""
+    None where no earlier sample exists. `gpu`: a GPU device is open (then hot says nothing). `read_mb`: what the
+    unit's processes read from disk, `compacted`: pages that the kernel moved to compact memory, both since then."""
 
     hot: int | None = None
     cpu_s: float | None = None
     d_tids: tuple[int, ...] = ()
     gpu: bool | None = None
+    read_mb: float | None = None
+    compacted: int | None = None
+
+
+class RequestsSeen(Part, frozen=True, kw_only=True):
+    """Requests of this process, by its request log or its journal: how many ended since the sentinel's start, with
+    tokens (`done`), in a server's error (`failed`, a 5xx), or otherwise (`other`: a client's error or abort); BOOTTIME
+    of the newest such end. `open`, `oldest_t`: those started and not ended, and the oldest one's start; None where
+    only ends are known."""
+
+    done: int = 0
+    failed: int = 0
+    other: int = 0
+    done_t: float | None = None
+    failed_t: float | None = None
+    open: int | None = None
+    oldest_t: float | None = None
 
 
 class Gate(Part, frozen=True, kw_only=True):
@@ -89,8 +117,7 @@ class Done(Part, frozen=True, kw_only=True):
 
 class Poll(Part, frozen=True, kw_only=True):
     """One look at the server. `t`: when the first probe was sent; `clients`: peers "ip:port" of ESTABLISHED connections
-    to the port, our own left out; `finished`: requests that ended with tokens so far; `done`: actions that ended since
-    the poll before; `checker`: the checker's own failure in words (then nothing else counts)."""
+    to the port, our own left out; `done`: actions that ended since the poll before; `checker`: the checker's own failure in words (then nothing else counts)."""
 
     t: float
     wall: float | None = None
@@ -101,7 +128,7 @@ class Poll(Part, frozen=True, kw_only=True):
     stats: Stats | None = None
     journal: JournalSeen | None = None
     clients: tuple[str, ...] | None = None
-    finished: int | None = None
+    requests: RequestsSeen | None = None
     host: HostSeen | None = None
     gate: Gate | None = None
     done: tuple[Done, ...] = ()
