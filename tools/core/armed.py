@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from inferops.core import evidence as ev
+from inferops.core import idle
 from inferops.core.evidence import Patience
 from inferops.core.poll import Done, Poll
 from inferops.core.turn import EventLevel, State, Step, Turn
@@ -33,8 +34,15 @@ def judge(s: State, poll: Poll, p: Patience) -> tuple[str, str] | None:
     error = poll.health is not None and poll.health.answer == "unavailable"
     if error and s.error_since is not None and ev.idle(poll) and poll.t - max(s.error_since, s.progress_t) >= bound:
         return "D", f"health answers an error for {poll.t - s.error_since:.0f} s, gauges known and zero"
+    if not ev.could_show_progress(poll, p):
+        return None
+    if s.missed >= idle.MISSES:
+        return (
+            "F",
+            f"{s.missed} canaries to an idle server got no token, {idle.CONFIRM_S:.0f} s apart, and nothing moved",
+        )
     quiet = poll.t - s.quiet_since()
-    if quiet < bound or not ev.could_show_progress(poll, p):
+    if quiet < bound:
         return None
     says = work_said(s, poll, p)
     if len(says) < SOURCES_MIN:
@@ -43,7 +51,9 @@ def judge(s: State, poll: Poll, p: Patience) -> tuple[str, str] | None:
     if ev.nothing_answers(poll) and ev.journal_silent(poll, poll.t - bound):
         return "E", "nothing answers, the journal is silent, " + why
     seen = ev.gauges(poll.stats)
-    return ("A" if seen is not None and seen[0] == 0 else "C"), why
+    if seen is None or seen.active:
+        return "C", why
+    return ("B" if seen.stuck else "A"), why
 
 
 def bound_s(s: State, p: Patience) -> float:
@@ -60,17 +70,22 @@ def due_t(s: State, p: Patience) -> float:
     return min(s.quiet_since(), errors) + bound_s(s, p)
 
 
+def nothing_waits(s: State, poll: Poll) -> bool:
+    """True only where a fresh answer shows an idle server, and no request is known that it owes an answer."""
+    return ev.idle(poll) and not ev.unanswered(poll, s.proof_t)
+
+
 def work_said(s: State, poll: Poll, p: Patience) -> tuple[str, ...]:
     """The sources that say work is outstanding; none of them where neither gauges nor clients do."""
-    says = ev.work_sources(poll, p, last=s.last_stats, idle_clients=s.idle_clients)
-    return says if any(word.startswith("gauges") or "client" in word for word in says) else ()
+    says = ev.work_sources(poll, p, last=s.last_stats, idle_clients=s.idle_clients, proof_t=s.proof_t)
+    return says if any(word not in ev.NO_WORK_ALONE for word in says) else ()
 
 
 def go_on(turn: Turn, progressed: ev.Progress | None) -> Step:
     """Armed: looks again at every poll, then the stage decides what is wanted next."""
     poll, s = turn.poll, turn.s
     ended: dict[str, Done] = {done.kind: done for done in poll.done if done.pid in (0, s.pid)}
-    over = s.error_since is None if s.wclass == "D" else ev.idle(poll)
+    over = {"D": s.error_since is None, "F": s.missed == 0}.get(s.wclass, nothing_waits(s, poll))
     if progressed is not None or over:
         how = progressed.by if progressed is not None else "a healthy answer" if s.wclass == "D" else "an idle answer"
         whose = "; the capture is of a healthy engine" if s.captured or s.stage == "capture" else ""
@@ -80,7 +95,7 @@ def go_on(turn: Turn, progressed: ev.Progress | None) -> Step:
         turn.tell(
             "PHANTOM", "warn", "the canary got a token: the engine works, the sources that say otherwise are stale"
         )
-        turn.s = replace(s, progress_t=poll.t, proofs=min(s.proofs + 1, PROOFS_MAX))
+        turn.s = replace(s, progress_t=poll.t, proof_t=poll.t, proofs=min(s.proofs + 1, PROOFS_MAX))
         return _stand_down(turn)
     if poll.host is not None:
         stuck = sorted(s.d_tids.intersection(poll.host.d_tids))
@@ -101,7 +116,7 @@ def go_on(turn: Turn, progressed: ev.Progress | None) -> Step:
 
 def _stand_down(turn: Turn) -> Step:
     turn.s = replace(turn.s, stage="watch", wclass="", captured=False, canary_out=False, d_tids=frozenset(),
-                     retry_t=math.inf)  # fmt: skip
+                     retry_t=math.inf, missed=0, idle_t=turn.poll.t)  # fmt: skip
     turn.forget("stall", "phantom", "alone", "held", "blind:armed")
     return turn.end()
 
@@ -142,6 +157,11 @@ def no_canary(s: State, p: Patience) -> str | None:
         return "switched off"
     if s.wclass in ("D", "E"):
         return "the server takes no requests"
+    if s.wclass == "F":
+        return f"{s.missed} were"
+    seen = ev.gauges(s.last_stats)
+    if seen == (0, 0, 0):
+        return None  # nothing runs, so there is a slot
     if s.last_stats is None or s.last_stats.free_slots is None:
         return "free slots unknown"
     queued = s.last_stats.queued or 0

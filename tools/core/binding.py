@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from inferops.core.turn import REPEAT_S, Key, State, Turn
+from inferops.core.lasting import looping
+from inferops.core.turn import REPEAT_S, Key, Turn
 
 # One process's start, read twice; a pid comes round again only after many thousand others.
 SAME_START_S = 0.5
@@ -33,10 +34,12 @@ def bind(turn: Turn) -> bool:
     else:
         if s.pid and s.ours != s.key:
             was = "" if s.stage == "watch" else f", class {s.wclass} is disarmed"
-            turn.tell("STARTED", "warn", f"main pid {s.pid} -> {pid}, not by this sentinel{was}")
+            what = f"main pid {s.pid} -> {pid}" if not same else f"pid {pid} has another instance id"
+            turn.tell(
+                "STARTED", "warn", f"{what}, not by this sentinel{was}", once="loop:started" if looping(s) else ""
+            )
         key: Key = (pid, start_t, poll.instance)
-        turn.s = State(key=key, last_t=poll.t, first_t=poll.t, seen_t=poll.t, late=s.late, restart_t=s.restart_t,
-                       said=s.said, stage="restart" if s.stage == "restart" else "watch")  # fmt: skip
+        turn.s = turn.s.of_process(key, poll.t, frozenset(w for w in turn.s.told if w.startswith("loop")))
     _end_restart(turn)
     return turn.s.stage != "restart"
 
@@ -55,9 +58,7 @@ def _no_process(turn: Turn) -> None:
     stopping_t = poll.journal.stopping_t if poll.journal is not None else None
     planned = stopping_t is not None and stopping_t >= (s.key[1] or 0.0 if s.key is not None else 0.0)
     since = poll.t if s.down_since is None else s.down_since
-    turn.s = State(key=s.key, last_t=poll.t, first_t=s.first_t, seen_t=poll.t, told=turn.s.told, said=turn.s.said,
-                   ours=s.ours, restart_t=s.restart_t, down_since=since, late=s.late,
-                   stage="restart" if s.stage == "restart" else "watch")  # fmt: skip
+    turn.s = replace(turn.s.of_process(s.key, poll.t, turn.s.told), ours=s.ours, down_since=since)
     ended = poll.unit.active in ("inactive", "failed")
     if turn.s.stage == "restart":
         return

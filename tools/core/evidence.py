@@ -1,30 +1,40 @@
 """What one poll proves: progress, outstanding work, blindness. Pure; the wedge policy (wedge.py) adds time to it.
 
 Progress is whitelisted. GPU use, an access-log 200, a health answer, an error, and whatever our own probing or canary
-moved are not on the list. Work needs two sources that agree, since one gauge can be left over from a dead request.
+moved are not on the list, nor is an arrival. Work needs two sources that agree: a gauge can be left over from a dead
+request.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from inferops.core.poll import Poll, Stats
 
 # Two: a blocked engine heats none, a spinning one heats exactly one, a prefill on CPU heats every compute thread
 # (llama-server b10068, -t 2, futex and spin injected inside llama_decode).
 HOT_THREADS_MIN = 2
+STATS_HANG = "stats unanswered by the engine"
+HEALTH_HANGS = "health unanswered"
+NO_WORK_ALONE = (STATS_HANG, HEALTH_HANGS)  # they agree with work, they are none
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Patience:
     """The settings the policy holds under; seconds unless the name says otherwise. Defaults are design values:
-    `stall_s` is the longest queue deadline of an engine (120) plus 30."""
+    `stall_s` is the longest queue deadline of an engine (120) plus 30; a queue was once worked for 112 s before it
+    moved (`relief_max_s` leaves five times that). `idle_canary_s` 0: no canary is sent to an idle server.
+    `counters_move_in_prefill`: a healthy prefill, however long, moves one of the counters."""
 
     poll_s: float = 10.0
     stall_s: float = 150.0
     load_max_s: float = 900.0
     cpu_only_max_s: float = 3600.0
+    relief_max_s: float = 600.0
+    request_max_s: float = 900.0
+    idle_canary_s: float = 0.0
     look_polls: int = 2
     slowest_cadence_s: float = 0.0
     action: str = "alert"
@@ -32,16 +42,26 @@ class Patience:
     canary_moves_at_most: float = 0.0
     stacks: bool = True
     cpu_is_evidence: bool = False
+    counters_move_in_prefill: bool = True
     stats_wait_for_engine: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """One piece of evidence that the engine works, with the moment (BOOTTIME) it speaks for."""
+    """One piece of evidence that the engine works, with the moment (BOOTTIME) it speaks for. `weak`: only for a bounded
+    time (busy threads, a queue that is worked)."""
 
     t: float
     by: str
-    cpu_only: bool = False
+    weak: bool = False
+
+
+class Gauges(NamedTuple):
+    """Requests by where they are. `stuck`: between queue and engine."""
+
+    active: int
+    queued: int
+    stuck: int
 
 
 def moved(prev: Mapping[str, float], now: Mapping[str, float], allowance: float) -> str | None:
@@ -53,29 +73,49 @@ def moved(prev: Mapping[str, float], now: Mapping[str, float], allowance: float)
     return None
 
 
-def progress_in(
-    poll: Poll, p: Patience, *, counters: Mapping[str, float], journal_t: float, canary_out: bool, cpu_until: float
-) -> Progress | None:
-    """The evidence of progress in this poll, strongest first, or None.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Known:
+    """What progress is measured against: counters (while our canary is out: their values at its start), the newest
+    dated evidence and the newest line of a worked queue already counted, and until when (BOOTTIME s) busy threads or
+    such lines alone may speak."""
 
-    `counters` is what to compare with (while our canary is out: their values at its start), `journal_t` the newest
-    progress line already counted, `cpu_until` the end of the time in which busy threads alone may speak.
-    """
+    counters: Mapping[str, float]
+    dated_t: float
+    working_t: float
+    cpu_until: float
+    relief_until: float
+    canary_out: bool
+
+
+def progress_in(poll: Poll, p: Patience, known: Known) -> Progress | None:
+    """The evidence of progress in this poll, strongest first, or None."""
     if poll.stats is not None and poll.stats.answer == "ok":
-        name = moved(counters, poll.stats.counters, p.canary_moves_at_most if canary_out else 0.0)
+        name = moved(known.counters, poll.stats.counters, p.canary_moves_at_most if known.canary_out else 0.0)
         if name is not None:
             return Progress(poll.t, name)
-    line_t = poll.journal.progress_t if poll.journal is not None else None
-    if line_t is not None and line_t > journal_t and not canary_out:
-        return Progress(min(line_t, poll.t), "a progress line in the journal")
+    found = None if known.canary_out else dated(poll)  # while it is out, a line or an end may be its own
+    if found is not None and found.t > known.dated_t:
+        return Progress(min(found.t, poll.t), found.by)
     if (
         cpu_speaks(poll, p)
         and poll.host is not None
         and (poll.host.hot or 0) >= HOT_THREADS_MIN
-        and poll.t <= cpu_until
+        and poll.t <= known.cpu_until
     ):
-        return Progress(poll.t, f"{poll.host.hot} compute threads busy", cpu_only=True)
+        return Progress(poll.t, f"{poll.host.hot} compute threads busy", weak=True)
+    line_t = poll.journal.working_t if poll.journal is not None and not known.canary_out else None
+    if line_t is not None and known.working_t < line_t <= known.relief_until:
+        return Progress(min(line_t, poll.t), "a line of a queue that is being worked", weak=True)
     return None
+
+
+def dated(poll: Poll) -> Progress | None:
+    """The newest evidence that carries its own time: a progress line, a request that ended with tokens."""
+    line_t = poll.journal.progress_t if poll.journal is not None else None
+    end_t = poll.requests.done_t if poll.requests is not None else None
+    if line_t is not None and (end_t is None or line_t >= end_t):
+        return Progress(line_t, "a progress line in the journal")
+    return None if end_t is None else Progress(end_t, "a request that ended with tokens")
 
 
 def cpu_speaks(poll: Poll, p: Patience) -> bool:
@@ -86,8 +126,9 @@ def cpu_speaks(poll: Poll, p: Patience) -> bool:
 def could_show_progress(poll: Poll, p: Patience) -> bool:
     """True where a source that would show a healthy engine at work was looked at: without one, no progress seen
     means nothing. A stats endpoint that hangs is none: it hangs in a long healthy prefill too, and on a CPU engine the
-    threads must then have been read. A journal that never held a line of the unit is none either."""
-    if poll.stats is not None and poll.stats.answer == "ok" and poll.stats.counters:
+    threads must then have been read. Nor are counters that stand still in a prefill, nor a journal that never held a
+    line of the unit."""
+    if counters_speak(poll, p):
         return True
     host, journal = poll.host, poll.journal
     if p.cpu_is_evidence and (host is None or host.hot is None or host.gpu is None):
@@ -96,24 +137,33 @@ def could_show_progress(poll: Poll, p: Patience) -> bool:
     return written or cpu_speaks(poll, p)
 
 
-def gauges(stats: Stats | None) -> tuple[int, int] | None:
-    """(active, queued) of an answer, or None where it did not say."""
+def counters_speak(poll: Poll, p: Patience) -> bool:
+    """True where this poll's counters would have moved in any healthy work."""
+    return bool(p.counters_move_in_prefill and poll.stats is not None and poll.stats.answer == "ok"
+                and poll.stats.counters)  # fmt: skip
+
+
+def gauges(stats: Stats | None) -> Gauges | None:
+    """What an answer says of the requests in the server, or None where it did not say. Requests that it counts as
+    accepted and not ended, but has in no gauge, wait somewhere."""
     if stats is None or stats.answer != "ok" or stats.active is None:
         return None
-    return stats.active, stats.queued or 0
+    seen = Gauges(stats.active, stats.queued or 0, stats.stuck or 0)
+    return seen._replace(queued=seen.queued + max(0, (stats.open or 0) - sum(seen)))
 
 
 def idle(poll: Poll) -> bool:
     """True only where a fresh answer says that nothing runs and nothing waits."""
-    return gauges(poll.stats) == (0, 0)
+    return gauges(poll.stats) == (0, 0, 0)
 
 
 def work_sources(
-    poll: Poll, p: Patience, *, last: Stats | None, idle_clients: frozenset[str] | None
+    poll: Poll, p: Patience, *, last: Stats | None, idle_clients: frozenset[str] | None, proof_t: float
 ) -> tuple[str, ...]:
     """Which sources say that work is outstanding. `last` is this process's latest stats answer, `idle_clients` the
     connections that were open at its last idle answer: kept-alive ones are no work. Before any idle answer there is no
-    telling, and every connection agrees with gauges that say work."""
+    telling, and every connection agrees with gauges that say work. A request that a canary's token came after
+    (`proof_t`) is lost, it shows no wedge."""
     says: list[str] = []
     fresh = gauges(poll.stats)
     # Old gauges count while the endpoint hangs or nothing answers. Where it answers nonsense or was not read, the work
@@ -121,16 +171,27 @@ def work_sources(
     hangs = nothing_answers(poll) or (poll.stats is not None and poll.stats.answer == "timeout")
     seen = fresh if fresh is not None else gauges(last) if hangs else None
     if seen is not None and sum(seen) > 0:
+        between = f" {seen.stuck} between" if seen.stuck else ""
         when = "" if fresh is not None else " when last answered"
-        says.append(f"gauges {seen[0]} active {seen[1]} queued{when}")
+        says.append(f"gauges {seen.active} active {seen.queued} queued{between}{when}")
+    if lost := unanswered(poll, proof_t):
+        says.append(f"{lost} request{'s' if lost > 1 else ''} without an end in the request log")
     waiting = len(poll.clients or ()) if says and idle_clients is None else new_clients(poll, idle_clients)
     if waiting:
         says.append(f"{waiting} client connection{'s' if waiting > 1 else ''}")
     if waiting and p.stats_wait_for_engine and poll.stats is not None and poll.stats.answer == "timeout":
-        says.append("stats unanswered by the engine")  # to old gauges alone it would be the same endpoint twice
+        says.append(STATS_HANG)  # to old gauges alone it would be the same endpoint twice
     if nothing_answers(poll):
-        says.append("health unanswered")
+        says.append(HEALTH_HANGS)
     return tuple(says)
+
+
+def unanswered(poll: Poll, proof_t: float) -> int:
+    """How many requests the request log has started and not ended, while anybody is connected to wait for them."""
+    log = poll.requests
+    if log is None or not log.open or poll.clients == () or log.oldest_t is None or log.oldest_t <= proof_t:
+        return 0
+    return log.open
 
 
 def new_clients(poll: Poll, idle_clients: frozenset[str] | None) -> int:
@@ -167,6 +228,8 @@ def why_blind(poll: Poll, p: Patience) -> str:
     if poll.clients is None:
         parts.append("client connections not read")
     parts.append("journal not readable" if poll.journal is None else "no progress line in the journal")
+    if not p.counters_move_in_prefill:
+        parts.append("counters stand still in a prefill here")
     if not cpu_speaks(poll, p):
         parts.append("CPU is no evidence here")
     return "; ".join(parts)

@@ -29,10 +29,10 @@ class Health(Part, frozen=True, kw_only=True):
 
 
 class Stats(Part, frozen=True, kw_only=True):
-    """What the stats endpoints said, merged; `counters` move only when the engine works. `stuck`: requests between queue
-    and engine (being materialized, a slot being loaded); `open`: requests accepted and not ended, `ended`: all that
-    ended so far, where the engine counts them; `tasks`: ids of what runs now; `instance`: the engine's own id of its
-    process. `why` is for people."""
+    """What the stats endpoints said, merged; `counters` move only when the engine works. `stuck`: requests between
+    queue and engine (being materialized, a slot being loaded). Where the engine counts them, `open`: requests accepted
+    and not ended, `ended`: all that ended, `generated`: tokens that came out so far. `tasks`: ids of what runs now;
+    `instance`: the engine's own id of its process. `why` is for people."""
 
     answer: StatsAnswer
     active: int | None = None
@@ -42,6 +42,7 @@ class Stats(Part, frozen=True, kw_only=True):
     counters: dict[str, float] = {}
     open: int | None = None
     ended: int | None = None
+    generated: float | None = None
     tasks: tuple[str, ...] = ()
     instance: str | None = None
     why: str = ""
@@ -117,7 +118,8 @@ class Done(Part, frozen=True, kw_only=True):
 
 class Poll(Part, frozen=True, kw_only=True):
     """One look at the server. `t`: when the first probe was sent; `clients`: peers "ip:port" of ESTABLISHED connections
-    to the port, our own left out; `done`: actions that ended since the poll before; `checker`: the checker's own failure in words (then nothing else counts)."""
+    to the port, our own left out; `done`: actions that ended since the poll before; `checker`: the checker's own
+    failure in words (then nothing else counts)."""
 
     t: float
     wall: float | None = None

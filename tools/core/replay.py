@@ -25,16 +25,17 @@ AHEAD_S: Mapping[Action, float] = {"capture": 120.0, "canary": 120.0, "stacks": 
 ASSUMED: Mapping[str, str] = {"capture": "ok", "canary": "none", "stacks": "ok"}
 
 MOST = 1e9  # of any number: 30 years of seconds, and still one that can be counted with
-LEAST: Mapping[str, float] = {"poll_s": 0.01, "look_polls": 1, "canary_moves_at_most": 0, "slowest_cadence_s": 0}
+LEAST: Mapping[str, float] = {"poll_s": 0.01, "look_polls": 1, "canary_moves_at_most": 0, "slowest_cadence_s": 0,
+                              "idle_canary_s": 0}  # fmt: skip
 _SET = "set it with --set NAME=VALUE"
-ABOVE_0 = ("stall_s", "load_max_s", "cpu_only_max_s")
+ABOVE_0 = ("stall_s", "load_max_s", "cpu_only_max_s", "relief_max_s", "request_max_s")
 
 
 @dataclass(frozen=True, slots=True)
 class Replay:
     """`restarts`: BOOTTIME s of each restart asked for; `longest_quiet_s`: the longest time with work and no progress
-    that did not arm; `assumed`: actions whose end was not on the tape; `seen`: polls in which unit, health, stats or
-    journal said anything."""
+    that did not arm; `assumed`: ends that were not on the tape ("canary none"); `seen`: polls in which unit, health,
+    stats or journal said anything."""
 
     events: tuple[Event, ...]
     polls: int
@@ -102,10 +103,12 @@ def run(polls: Sequence[Poll], patience: Patience, assumed: Mapping[str, str] = 
         if _on_tape(polls[number + 1 :], result.action, poll.t):
             due.add(result.action)
             continue
-        guessed.add(result.action)
         if result.action == "restart":
+            guessed.add("restart not made")
             break  # what the tape holds from here on, a restarted server would not have done
-        end = Done(kind=result.action, result=assumed[result.action], t=poll.t, why="assumed, not on the tape")
+        how = assumed[result.action] if state.stage != "watch" else "not-sent"  # to an idle server: it proves nothing
+        guessed.add(f"{result.action} {how}")
+        end = Done(kind=result.action, result=how, t=poll.t, why="assumed, not on the tape")
         assumed_end = (end,)
     seen = sum(any((p.unit, p.health, p.stats, p.journal)) for p in polls[: number + 1])
     span = polls[number].t - polls[0].t

@@ -34,13 +34,16 @@ class Event:
 class State:
     """All that the policy remembers; it belongs to one process (`key`) and dies with it. Times are BOOTTIME s.
 
-    progress_t: last evidence of progress, CPU included (real_progress_t: without CPU); journal_t: newest progress
-    line counted; seen_t: last poll with gauges or progress; error_since: health says 5xx since; late: polls in a row
-    that came after a gap; stands_t: last poll on which the armed class stood; retry_t: when a capture is tried again;
-    hold_t: nothing arms before, since a restart failed;
-    proofs: canaries that got a token since the last real progress; ours: the process whose restart was ours; restart_t:
-    since when our restart waits to be verified; done: ends of actions that no poll could take yet; told: what holds
-    and is not said twice; said: when each word was last said.
+    progress_t: last evidence of progress (real_progress_t: without the weak kind); dated_t, working_t: the newest line
+    or end, and line of a worked queue, counted; proof_t: when a canary last got a token; proofs: how many did since the
+    last real progress; seen_t: last poll with gauges or progress; error_since: health says 5xx since; late: polls in a
+    row that came after a gap; stands_t: last poll on which the armed class stood; retry_t: when a capture is tried
+    again; hold_t: nothing arms before, since a restart failed; tasks: since when each running request is seen;
+    ended_t: when the number of `ended` requests last changed or nothing was there; generated: tokens so far; failing:
+    (failures before, time of the first) of a run of failed requests; rises: when the unit's NRestarts rose, `restarts`
+    its last value; idle_t: when the last canary to an idle server ended, `missed`: how many in a row got no token;
+    ours: the process whose restart was ours; restart_t: since when our restart waits to be verified; done: ends of
+    actions that no poll could take yet; told: what holds and is not said twice; said: when each word was last said.
     """
 
     key: Key | None = None
@@ -49,7 +52,9 @@ class State:
     ready_t: float | None = None
     progress_t: float = -math.inf
     real_progress_t: float = -math.inf
-    journal_t: float = -math.inf
+    dated_t: float = -math.inf
+    working_t: float = -math.inf
+    proof_t: float = -math.inf
     fatal_t: float = -math.inf
     counters: Mapping[str, float] = field(default_factory=dict)
     last_stats: Stats | None = None
@@ -69,6 +74,15 @@ class State:
     proofs: int = 0
     d_tids: frozenset[int] = frozenset()
     hold_t: float = -math.inf
+    tasks: Mapping[str, float] = field(default_factory=dict)
+    ended: int | None = None
+    ended_t: float = -math.inf
+    generated: float | None = None
+    failing: tuple[int, float] | None = None
+    rises: tuple[float, ...] = ()
+    restarts: int | None = None
+    idle_t: float = -math.inf
+    missed: int = 0
     ours: Key | None = None
     restart_t: float | None = None
     done: tuple[Done, ...] = ()
@@ -93,7 +107,13 @@ class State:
 
         return replace(self, progress_t=self.progress_t + by, real_progress_t=self.real_progress_t + by,
                        work_since=later(self.work_since), error_since=later(self.error_since),
-                       first_t=self.first_t + by, stands_t=self.stands_t + by)  # fmt: skip
+                       first_t=self.first_t + by, stands_t=self.stands_t + by, idle_t=self.idle_t + by)  # fmt: skip
+
+    def of_process(self, key: Key | None, t: float, told: frozenset[str]) -> State:
+        """A new state for another process, or none, at `t`: only what is the unit's or the watch's own goes on."""
+        return State(key=key, last_t=t, first_t=t, seen_t=t, late=self.late, restart_t=self.restart_t, told=told,
+                     said=self.said, rises=self.rises, restarts=self.restarts, idle_t=t,
+                     stage="restart" if self.stage == "restart" else "watch")  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)

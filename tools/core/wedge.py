@@ -1,9 +1,10 @@
 """The wedge policy: `step(state, poll, patience)` gives the next state, the events, and at most one wanted action.
 
-Pure: time is in the polls. Missing data never clears a timer and never runs one to a restart by itself. Classes here:
-A (queued, idle engine), C (work in flight, no progress), D (explicit 5xx, nothing to do), E (nothing answers),
-LOADING, DEAD, BLIND. The way from armed to restart is in armed.py, whose
-process it is about in binding.py, what one poll proves in evidence.py.
+Pure: time is in the polls. Missing data never clears a timer and never runs one to a restart by itself. Classes that
+may restart: A (queued, idle engine), B (stuck between queue and engine), C (work in flight, no progress), D (explicit
+5xx, nothing to do), E (nothing answers), F (idle-looking, no canary gets a token). Classes that only alert: G, LOADING,
+CRASHLOOP, DEAD, STARVED, BLIND. What one poll proves is in evidence.py, whose process it is about in binding.py, the
+way from armed to restart in armed.py, F in idle.py, G, STARVED and CRASHLOOP in lasting.py.
 """
 
 from __future__ import annotations
@@ -13,16 +14,18 @@ from dataclasses import replace
 
 import msgspec
 
-from inferops.core import armed, binding
+from inferops.core import armed, binding, idle, lasting
 from inferops.core import evidence as ev
 from inferops.core.evidence import Patience
-from inferops.core.poll import Poll
+from inferops.core.poll import Health, Poll
 from inferops.core.turn import Action, Event, State, Step, Turn
 
 __all__ = ["Action", "Event", "Patience", "State", "Step", "step"]
 
 # A gap this many intervals long (a suspended laptop, a paused VM, a stopped checker) was observed by nobody: it holds.
 GAP_INTERVALS = 3
+# 1-token requests took 38 to 96 s while the kernel moved 825,669 pages to compact memory, then 0.1 s again.
+COMPACTED_MIN = 10_000
 LATE_POLLS = 3  # gaps in a row: not a suspend, the checker cannot keep up
 SEEING_ENDS = ("blind:stats", "blind:stall", "blind:other")
 
@@ -35,6 +38,8 @@ def step(state: State, poll: Poll, patience: Patience) -> Step:
     gap = dt < 0 or dt > GAP_INTERVALS * patience.poll_s
     if poll.checker is not None or gap:
         state = state.shifted(dt)
+    if poll.health is not None and (poll.health.latency_s or 0.0) > patience.poll_s:  # it is of a moment long past
+        poll = msgspec.structs.replace(poll, health=Health(answer="timeout", latency_s=poll.health.latency_s))
     if poll.owner == "other":  # a stranger's answers say nothing of the unit
         poll = _without_answers(poll)
     if state.done:  # ends that came with a poll which could not take them
@@ -50,6 +55,7 @@ def step(state: State, poll: Poll, patience: Patience) -> Step:
     if turn.s.late >= LATE_POLLS:
         why = f"polls come {dt:.0f} s apart, wanted every {patience.poll_s:g} s: too seldom to judge"
         turn.tell("BLIND", "alert", why, once="blind:late")
+    lasting.loop(turn)
     bound = binding.bind(turn)
     binding.verify(turn)
     if not bound or not _ready(turn):
@@ -57,6 +63,7 @@ def step(state: State, poll: Poll, patience: Patience) -> Step:
     progressed = _progress(turn)
     _work(turn)
     _blind(turn, progressed)
+    lasting.watch(turn, progressed)
     if turn.s.stage != "watch":
         return armed.go_on(turn, progressed)
     return _watch(turn, progressed)
@@ -83,7 +90,9 @@ def _ready(turn: Turn) -> bool:
         if poll.t - start > turn.p.load_max_s:
             how = poll.health.answer if poll.health is not None else "not asked"
             whose = " by our restart" if s.restart_t is not None else ""
-            why = f"pid {s.pid} not ready {poll.t - start:.0f} s after its start{whose} (health: {how})"
+            reads = poll.host.read_mb if poll.host is not None else None
+            reads_on = f", {reads:.0f} MB read from disk since the last poll" if reads else ""
+            why = f"pid {s.pid} not ready {poll.t - start:.0f} s after its start{whose} (health: {how}{reads_on})"
             turn.tell("LOADING", "alert", f"{why}; never restarted while loading", once="loading")
         return False
     ready_t = line_t if line_t is not None else poll.t
@@ -95,7 +104,8 @@ def _ready(turn: Turn) -> bool:
             f"verified: pid {s.pid} is new, holds the port and is ready, {ready_t - start:.1f} s after its start",
         )
     else:
-        turn.tell("READY", "note", f"pid {s.pid} is ready; {poll.t - start:.0f} s since its start")
+        text = f"pid {s.pid} is ready; {poll.t - start:.0f} s since its start"
+        turn.tell("READY", "note", text, once="loop:ready" if lasting.looping(s) else "")
     return True
 
 
@@ -103,24 +113,27 @@ def _progress(turn: Turn) -> ev.Progress | None:
     """Counts this poll's evidence of progress into the state."""
     poll, s, p = turn.poll, turn.s, turn.p
     base = max(s.real_progress_t, s.ready_t or -math.inf, s.work_since if s.work_since is not None else -math.inf)
-    found = ev.progress_in(poll, p, counters=s.counters, journal_t=s.journal_t, canary_out=s.canary_out,
-                           cpu_until=base + p.cpu_only_max_s)  # fmt: skip
+    known = ev.Known(counters=s.counters, dated_t=s.dated_t, working_t=s.working_t, canary_out=s.canary_out,
+                     cpu_until=base + p.cpu_only_max_s, relief_until=base + p.relief_max_s)  # fmt: skip
+    found = ev.progress_in(poll, p, known)
     if poll.journal is not None:
         fatal_t = poll.journal.fatal_t
         if fatal_t is not None and fatal_t > max(s.fatal_t, s.ready_t or -math.inf):
             turn.tell("FATAL", "alert", "a fatal line in the journal while the process lives", once="fatal")
             turn.forget("fatal")
             s = replace(s, fatal_t=fatal_t)
-        if not s.canary_out:  # else it counts when the canary has ended without a token: then it was not the canary's
-            s = replace(s, journal_t=max(s.journal_t, poll.journal.progress_t or -math.inf))
+    if not s.canary_out:  # else it counts when the canary has ended without a token: then it was not the canary's
+        newest, line_t = ev.dated(poll), poll.journal.working_t if poll.journal is not None else None
+        s = replace(s, dated_t=max(s.dated_t, newest.t if newest is not None else -math.inf),
+                    working_t=max(s.working_t, line_t if line_t is not None else -math.inf))  # fmt: skip
     if poll.stats is not None and poll.stats.answer == "ok":
         if not s.canary_out or found is not None:
             s = replace(s, counters={**s.counters, **poll.stats.counters})
         s = replace(s, last_stats=poll.stats)
     if found is not None:
         s = replace(s, progress_t=max(s.progress_t, found.t))
-        if not found.cpu_only:
-            s = replace(s, real_progress_t=max(s.real_progress_t, found.t), proofs=0)
+        if not found.weak:
+            s = replace(s, real_progress_t=max(s.real_progress_t, found.t), proofs=0, missed=0)
     turn.s = replace(s, told=turn.s.told, said=turn.s.said)
     return found
 
@@ -128,13 +141,12 @@ def _progress(turn: Turn) -> ev.Progress | None:
 def _work(turn: Turn) -> None:
     """Keeps since when work is outstanding, and since when health answers an explicit error."""
     poll, s = turn.poll, turn.s
-    if ev.idle(poll):
-        s = replace(
-            s, work_since=None, idle_clients=frozenset(poll.clients) if poll.clients is not None else s.idle_clients
-        )
+    if armed.nothing_waits(s, poll):
+        known = frozenset(poll.clients) if poll.clients is not None else s.idle_clients
+        s = replace(s, work_since=None, idle_clients=known)
     elif s.work_since is None and armed.work_said(s, poll, turn.p):
         s = replace(s, work_since=poll.t)
-    elif poll.clients == () and ev.gauges(s.last_stats) in (None, (0, 0)):
+    elif poll.clients == () and ev.gauges(s.last_stats) in (None, (0, 0, 0)):
         s = replace(s, work_since=None)
     if poll.health is not None and poll.health.answer == "unavailable":
         s = replace(s, error_since=poll.t if s.error_since is None else s.error_since)
@@ -186,6 +198,7 @@ def _blind(turn: Turn, progressed: ev.Progress | None) -> None:
 
 def _watch(turn: Turn, progressed: ev.Progress | None) -> Step:
     """Not armed: arms when a class stands; tells of a stall at half time, of phantom work, of a lonely gauge."""
+    idle.ended(turn)
     poll, s, p = turn.poll, turn.s, turn.p
     if progressed is not None:
         if "stall" in s.told:
@@ -194,13 +207,17 @@ def _watch(turn: Turn, progressed: ev.Progress | None) -> Step:
         return turn.end()
     found = armed.judge(s, poll, p) if poll.t >= s.hold_t else None
     if found is not None:
-        turn.s = replace(turn.s, stage="capture", wclass=found[0], captured=False, d_tids=frozenset(), stands_t=poll.t)
-        turn.tell("ARMED", "warn", f"class {found[0]}: {found[1]}")
+        turn.s = replace(turn.s, stage="capture", wclass=found[0], captured=False, d_tids=frozenset(), stands_t=poll.t,
+                         canary_out=False)  # fmt: skip
+        turn.tell("ARMED", "warn", f"class {found[0]}: {found[1]}{_memory(poll)}")
         return turn.end("capture")
+    if idle.due(turn):
+        turn.s = replace(s, canary_out=True)
+        return turn.end("canary")
     quiet = poll.t - s.quiet_since()
     if quiet < 0 and s.error_since is None:
         turn.forget("stall", "phantom", "alone")
-    if quiet < p.stall_s / 2:
+    if quiet < p.stall_s / 2 or (s.missed and idle.looks_idle(turn)):  # a canary's own gauge is no stall
         return turn.end()
     says = armed.work_said(s, poll, p)
     turn.tell(
@@ -218,3 +235,13 @@ def _watch(turn: Turn, progressed: ev.Progress | None) -> Step:
         turn.tell("BLIND", "alert", f"no progress for {quiet:.0f} s but too little to judge by: {', '.join(says)}; "
                   f"{ev.why_blind(poll, p)}", once="alone")  # fmt: skip
     return turn.end()
+
+
+def _memory(poll: Poll) -> str:
+    """What the kernel does to memory meanwhile, where it is much: it makes a healthy engine stand."""
+    pages = poll.host.compacted if poll.host is not None else None
+    return (
+        f"; the kernel compacts memory, {pages:,} pages moved since the last poll"
+        if (pages or 0) >= COMPACTED_MIN
+        else ""
+    )

@@ -23,8 +23,7 @@ def verdict(name: str, header: Header, replay: Replay, start_t: float) -> Verdic
     """The events as findings (times from the tape's first poll), then the answer."""
     findings = [Finding(_level(e), e.kind, f"{e.t - start_t:8.1f} s  {e.text}") for e in replay.events]
     if replay.assumed:
-        ends = ", ".join(f"{kind} {ASSUMED.get(kind, 'not made')}" for kind in replay.assumed)
-        findings.append(Finding("note", "assumed", f"not on the tape, so assumed: {ends}"))
+        findings.append(Finding("note", "assumed", f"not on the tape, so assumed: {', '.join(replay.assumed)}"))
     span = f"{replay.polls} poll{'s' * (replay.polls != 1)} over {replay.span_s:.0f} s"
     if not replay.seen:
         findings.append(Finding("blind", "answer", f"nothing of the server was seen in {span}"))
