@@ -3,6 +3,7 @@ queue that is worked; what a request log adds. Each test is a short recording an
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -84,8 +85,8 @@ def test_a_worked_queue_that_admits_its_request_was_healthy() -> None:
 
 def test_each_real_progress_gives_the_queue_its_time_again() -> None:
     run = Run(NINFER).until(60, stats=decoding, clients=CLIENT, host=GPU)
-    moved = lambda t: ok(queued=1, n=3600 if t < 500 else 3700)  # noqa: E731
-    run.until(1100, start=70, stats=moved, clients=CLIENT, host=GPU, journal=lines(15, 60))
+    run.until(490, start=70, stats=ok(queued=1, n=3600), clients=CLIENT, host=GPU, journal=lines(15, 60))
+    run.until(1100, start=500, stats=ok(queued=1, n=3700), clients=CLIENT, host=GPU, journal=lines(15, 60))
     assert run.kinds() == ["READY"]
 
 
@@ -260,7 +261,9 @@ def test_the_end_of_a_canary_is_heard_beside_progress() -> None:
 # --- G
 
 
-def failing(every: float = 20.0, since: float = 70.0, until: float = 1e9, **more: Any) -> Any:
+def failing(
+    every: float = 20.0, since: float = 70.0, until: float = 1e9, **more: Any
+) -> Callable[[float], RequestsSeen]:
     """A request log in which a request fails each `every` seconds from `since` on."""
 
     def seen(t: float) -> RequestsSeen:
@@ -301,7 +304,7 @@ def with_done(t: float) -> RequestsSeen:
     ],
 )
 def test_class_g_not_while_tokens_come_out(token: dict[str, Any]) -> None:
-    parts = {"requests": failing(), "stats": ok(n=3600)} | token
+    parts: dict[str, Any] = {"requests": failing(), "stats": ok(n=3600)} | token
     run = Run().until(60, requests=log(open=0)).until(2000, start=70, **parts)
     assert "FAILING" not in run.kinds()
 
@@ -343,7 +346,7 @@ def test_a_request_log_that_begins_anew_is_no_run_of_failures() -> None:
     ],
 )
 def test_starved_is_told_beside_progress_at_request_max_and_restarts_nothing(age: dict[str, Any]) -> None:
-    parts = {"stats": lambda t: ok(active=1, queued=14, n=t), "clients": CLIENT} | age
+    parts: dict[str, Any] = {"stats": lambda t: ok(active=1, queued=14, n=t), "clients": CLIENT} | age
     run = Run().until(20).until(5000, start=30, **parts)
     assert run.kinds() == ["READY", "STARVED"]
     assert 30 + 900 - 10 <= run.at("STARVED") <= 30 + 900
@@ -351,7 +354,7 @@ def test_starved_is_told_beside_progress_at_request_max_and_restarts_nothing(age
 
 
 def test_requests_that_come_and_go_starve_nobody() -> None:
-    busy = {
+    busy: dict[str, Any] = {
         "stats": lambda t: msgspec.structs.replace(
             ok(active=1, queued=14, n=t), tasks=(str(int(t) // 300),), ended=int(t) // 300
         ),
@@ -420,10 +423,10 @@ def test_a_counter_that_jumps_between_two_polls_counts_whole() -> None:
 
 
 def test_a_loop_seen_between_processes_counts_too() -> None:
-    down = lambda n: UnitSeen(active="activating", sub="auto-restart", main_pid=0, restarts=n)  # noqa: E731
     run = Run().until(20)
     for i in range(4):
-        run.feed(poll(30 + 10 * i, unit=down(i), health=Health(answer="refused"), owner="nobody", stats=HANG))
+        down = UnitSeen(active="activating", sub="auto-restart", main_pid=0, restarts=i)
+        run.feed(poll(30 + 10 * i, unit=down, health=Health(answer="refused"), owner="nobody", stats=HANG))
     assert run.at("CRASHLOOP") == 60
 
 
@@ -466,7 +469,11 @@ def test_another_instance_under_the_same_pid_is_another_server() -> None:
 
 
 def test_a_late_load_says_whether_it_still_reads_from_disk() -> None:
-    loading = {"health": Health(answer="loading"), "stats": Stats(answer="loading"), "journal": JournalSeen()}
+    loading: dict[str, Any] = {
+        "health": Health(answer="loading"),
+        "stats": Stats(answer="loading"),
+        "journal": JournalSeen(),
+    }
     run = Run().until(1000, host=HostSeen(read_mb=812.4), **loading)
     assert "812 MB read from disk since the last poll" in next(e.text for e in run.events if e.kind == "LOADING")
 
