@@ -1,4 +1,4 @@
-"""A llama-server that runs as a unit of a box: started, asked, loaded, broken."""
+"""A server that runs as a unit of a box: started, asked, loaded; and a llama-server there, broken."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import http.client
 import json
 import threading
 import time
-from typing import Any
+from typing import Any, Self
 
 from tests.engine import engine
 from tests.system.box import Box
@@ -93,18 +93,15 @@ class Stream(threading.Thread):
         self._socket.shutdown(2)
 
 
-class Engine:
-    """The unit of engine.unit_text in a box; `options` are that function's."""
+class Server:
+    """A server that runs as a unit of a box, written there by who makes this."""
 
-    def __init__(
-        self, box: Box, *, port: int = 8080, unit: str = engine.UNIT, shim: bool = True, **options: Any
-    ) -> None:
+    def __init__(self, box: Box, unit: str, port: int, text: str) -> None:
         self.box, self.port, self.unit = box, port, unit
-        library = engine.build_shim() if shim else None
-        box.write(f"/etc/systemd/system/{unit}", engine.unit_text(port, engine.locate(), shim=library, **options))
+        box.write(f"/etc/systemd/system/{unit}", text)
         box.run(["systemctl", "daemon-reload"])
 
-    def start(self, wait: bool = True) -> Engine:
+    def start(self, wait: bool = True) -> Self:
         self.box.run(["systemctl", "start", self.unit])
         if wait:
             self.wait_ready()
@@ -149,6 +146,24 @@ class Engine:
         stream.start()
         return stream
 
+    def signal(self, name: str) -> None:
+        """Sends the main process a signal: "STOP", "CONT", "KILL"."""
+        self.box.run(["kill", f"-{name}", str(self.pid())])
+
+    def journal(self) -> str:
+        """The unit's own lines and systemd's about it, messages alone."""
+        return self.box.journal(self.unit, "-o", "cat")
+
+
+class Engine(Server):
+    """The unit of engine.unit_text in a box; `options` are that function's."""
+
+    def __init__(
+        self, box: Box, *, port: int = 8080, unit: str = engine.UNIT, shim: bool = True, **options: Any
+    ) -> None:
+        library = engine.build_shim() if shim else None
+        super().__init__(box, unit, port, engine.unit_text(port, engine.locate(), shim=library, **options))
+
     def fault(self, line: str) -> None:
         """Leaves a fault for the next decode, see wedge.c: "futex 60", "spin 60", "abort", "exit 0", "slow 200"."""
         new = engine.FAULT_FILE + ".new"
@@ -166,11 +181,3 @@ class Engine:
     def cure(self) -> None:
         """Takes back a fault that has not begun, or a `slow`."""
         self.box.run(["rm", "-f", engine.FAULT_FILE])
-
-    def signal(self, name: str) -> None:
-        """Sends the main process a signal: "STOP", "CONT", "KILL"."""
-        self.box.run(["kill", f"-{name}", str(self.pid())])
-
-    def journal(self) -> str:
-        """The unit's own lines and systemd's about it, messages alone."""
-        return self.box.journal(self.unit, "-o", "cat")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,14 +16,19 @@ UNIT = "inferops-sentinel.service"
 CONFIG = "/etc/inferops.toml"
 PROFILE = "/etc/inferops/short.toml"
 
-# The llama-cpp profile with bounds that a person can wait for. Its floor of 150 s is for real servers.
-SHORT_PROFILE = """\
-extends = "llama-cpp"
-name = "llama-cpp-short"
+
+def short(engine: str, cadence_s: float = 2.0) -> str:
+    """A built-in profile with bounds that a person can wait for: its floor of 150 s is for real servers."""
+    return f"""\
+extends = "{engine}"
+name = "{engine}-short"
 stall_min_s = 3.0
 stall_why = "short timings for a demonstration; never for a server that people use"
-slowest_cadence_s = 2.0
+slowest_cadence_s = {cadence_s}
 """
+
+
+LLAMA = {"unit": "llama.service"}
 
 UNIT_TEXT = """\
 [Unit]
@@ -39,13 +44,14 @@ SuccessExitStatus=143
 """
 
 
-def settings(**sentinel: Any) -> str:
-    """An inferops.toml for the box; keyword arguments are keys of [sentinel]."""
+def settings(live: Mapping[str, str] = LLAMA, **sentinel: Any) -> str:
+    """An inferops.toml for the box: keys of [live] besides engine and url, and of [sentinel]."""
     timings = {"action": "restart", "poll_s": 1.0, "probe_deadline_s": 0.9, "stall_s": 6.0, "canary_deadline_s": 4.0,
                "capture_gap_s": 2.0} | sentinel  # fmt: skip
     lines = [f"{key} = {json.dumps(value)}" for key, value in timings.items()]
-    live = ["[live]", 'unit = "llama.service"', f'engine = "{PROFILE}"', 'url = "http://127.0.0.1:8080"']
-    return "\n".join([*live, "[sentinel]", *lines, ""])
+    table = {"engine": PROFILE, "url": "http://127.0.0.1:8080", **live}
+    named = [f"{key} = {json.dumps(value)}" for key, value in table.items()]
+    return "\n".join(["[live]", *named, "[sentinel]", *lines, ""])
 
 
 @dataclass(frozen=True)
@@ -61,10 +67,10 @@ class Told:
 class SentinelUnit:
     """Installs and starts the unit; reads its events back from the journal by MESSAGE_ID and identifier."""
 
-    def __init__(self, box: Box, profile: str = SHORT_PROFILE, **sentinel: Any) -> None:
+    def __init__(self, box: Box, profile: str | None = None, live: Mapping[str, str] = LLAMA, **sentinel: Any) -> None:
         self.box = box
-        box.write(PROFILE, profile)
-        box.write(CONFIG, settings(**sentinel))
+        box.write(PROFILE, profile or short("llama-cpp"))
+        box.write(CONFIG, settings(live, **sentinel))
         package = CHECKOUT / "tools"
         text = UNIT_TEXT.format(python=sys.executable, package=package, config=CONFIG)
         box.write(f"/etc/systemd/system/{UNIT}", text)

@@ -2,8 +2,8 @@
 
 Prevents: a wedged engine that answers /health for hours; a watchdog that restarts a healthy engine in a long prefill.
 Answers: does this server make progress while work is outstanding, and if not, what was it doing?
-Blind to: work that no source shows (no gauges, no client connection); wrong answers; a wedge that keeps two compute
-    threads busy on a CPU engine (for cpu_only_max_s); a server in a network namespace of its own; user units.
+Blind to: work that no source shows (no gauges, no client connection, no request log); wrong answers; a wedge that keeps
+    two compute threads busy on a CPU engine (for cpu_only_max_s); a server in a network namespace of its own; user units.
 """
 
 from __future__ import annotations
@@ -45,6 +45,9 @@ def patience_of(resolved: Resolved) -> Patience:
         stall_s=s.stall_s,
         load_max_s=s.load_max_s,
         cpu_only_max_s=s.cpu_only_max_s,
+        relief_max_s=s.relief_max_s,
+        request_max_s=s.request_max_s,
+        idle_canary_s=s.idle_canary_s or 0.0,
         look_polls=s.look_polls,
         slowest_cadence_s=profile.slowest_cadence_s,
         action=s.action,
@@ -52,6 +55,7 @@ def patience_of(resolved: Resolved) -> Patience:
         canary_moves_at_most=profile.canary.moves_at_most,
         stacks=s.stacks,
         cpu_is_evidence=profile.cpu_is_evidence,
+        counters_move_in_prefill=profile.counters_move_in_prefill,
         stats_wait_for_engine=any(source.waits_for_engine for source in profile.stats),
     )
 
