@@ -9,6 +9,10 @@ export PYTHON ?= python3
 export VENV ?= .venv
 export LLAMA_SERVER ?=
 export MODEL ?=
+ENGINE ?= sim
+ifeq ($(filter $(ENGINE),sim llama-cpp),)
+$(error ENGINE=$(ENGINE): expected sim or llama-cpp)
+endif
 PY := $(VENV)/bin/python
 ifneq ($(shell id -u),0) # a systemd of one's own takes root, and what root caches here would be in its owner's way
 AS_ROOT := sudo -n env PYTHONDONTWRITEBYTECODE=1 LLAMA_SERVER='$(LLAMA_SERVER)' MODEL='$(MODEL)'
@@ -27,8 +31,13 @@ setup-engine:
 rights:
 	@tools/setup.sh rights $(MAKECMDGOALS)
 
-demo: rights setup-engine ## a real llama-server wedges under a real systemd, and the sentinel undoes it
+ifeq ($(ENGINE),llama-cpp)
+demo: rights setup-engine
+	@$(AS_ROOT) $(PY) -m tests.engine.demo
+else
+demo: rights setup ## a simulated server is scary, then wedged; the sentinel knows which. ENGINE=llama-cpp: a real one
 	@$(AS_ROOT) $(PY) -m tests.system.demo
+endif
 
 test: rights setup-engine lint ## lint, every test, and the quick ones on the other supported interpreters
 ifeq ($(AS_ROOT),)

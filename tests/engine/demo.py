@@ -16,7 +16,7 @@ from inferops.load.drive import prompt
 from tests.engine.running import Engine
 from tests.system.box import CHECKOUT, Box
 from tests.system.sentinel_unit import SentinelUnit, Told
-from tests.system.timeline import Timeline, check, run
+from tests.system.timeline import Timeline, check, run, undone
 
 PREFILL_TOKENS = 9000
 WARM_REQUESTS = 6
@@ -72,23 +72,7 @@ def wedge(engine: Engine, sentinel: SentinelUnit, line: Timeline) -> None:
     stacks = sentinel.box.read(f"{where}/stacks.txt")
     check("inferops_fault_futex" in stacks, "the fault is not in the stacks")
     line.say("the stacks name the blocked function", "stacks.txt: inferops_fault_futex")
-    mode = sentinel.box.run(["stat", "-c", "%a", where]).stdout.strip()
-    check((mode, manifest(sentinel, where)["state"]) == ("700", "whole"), f"capture mode {mode}")
-    line.say("the capture is whole and private", "manifest.json: whole, mode 0700")
-    then("WEDGE", "stands on the last look: restarting")
-    restarted = then("RESTARTED", "new pid, its port, ready")
-    new = engine.pid()
-    check(new not in (0, old), f"main pid {old} -> {new}")
-    check(str(new) in restarted.text, restarted.text)
-    listener = sentinel.box.run(["ss", "-ltnpH", "sport", "=", ":8080"]).stdout
-    check(f"pid={new}," in listener, f"the port is held by {listener.strip()}")
-    line.say(f"pid {old} -> {new}, and {new} holds the port", "systemctl, ss")
-    spent = json.loads(sentinel.box.read("/var/lib/inferops/sentinel/llama.service/budget.json"))["restarts"]
-    check([e["result"] for e in spent] == ["ok"], f"the budget has {spent}")
-    line.say("the restart is counted: 1 of 2 in 30 minutes", "budget.json, written before it")
-    answer = engine.stream(prompt(40, 8), 8).end(120)
-    check(not answer.error and bool(answer.times), answer.error)
-    line.say("a new request is answered", f"first token in {answer.first() * 1000:.0f} ms")
+    undone(line, engine, sentinel, old, seen, at)
 
 
 def manifest(sentinel: SentinelUnit, where: str) -> dict[str, Any]:

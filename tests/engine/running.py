@@ -127,10 +127,10 @@ class Server:
         """One property of the unit."""
         return self.box.run(["systemctl", "show", self.unit, f"--property={key}", "--value"]).stdout.strip()
 
-    def get(self, path: str, timeout: float = 10.0) -> tuple[int, str]:
+    def get(self, path: str, timeout: float = 10.0, port: int | None = None) -> tuple[int, str]:
         """Code and body of a GET from outside the box. Raises OSError: refused, or nothing within `timeout` seconds."""
         connection = http.client.HTTPConnection("127.0.0.1")
-        connection.sock = self.box.connect(self.port, timeout)
+        connection.sock = self.box.connect(port or self.port, timeout)
         try:
             connection.request("GET", path)
             response = connection.getresponse()

@@ -1,4 +1,5 @@
-"""`make demo`: a real llama-server under a real systemd wedges inside llama_decode, and the sentinel undoes it.
+"""`make demo`: a simulated NInfer under a real systemd; scary work that the sentinel leaves alone, then a wedge that it
+undoes.
 
 Everything happens in a box of its own (tests/system/box). Each line of the timeline is printed only after it was
 verified by pid, port, cgroup or journal; the first that is not ends the demo with exit 1. Exit 3: no box to be had.
@@ -9,148 +10,101 @@ from __future__ import annotations
 import json
 import sys
 import time
-from collections.abc import Callable
-from typing import Any
 
-from inferops.load.drive import prompt
-from tests.engine.engine import EngineError
-from tests.engine.running import Engine
-from tests.system.box import CHECKOUT, Box, BoxError
-from tests.system.sentinel_unit import SentinelUnit, Told
+from tests.system.box import Box
+from tests.system.sentinel_unit import SentinelUnit
+from tests.system.sim_unit import INFEROPS, Sim, watched
+from tests.system.timeline import Timeline, check, run, undone
 
-PREFILL_TOKENS = 9000
-WARM_REQUESTS = 6
-TTY = sys.stdout.isatty()
+STALL_S = 6.0
+SCARY_S = 9.0  # each healthy scare lasts longer than the bound
+PREFILL_TOKENS = 22_500  # 2,500 tokens/s: 9 s without a token, every counter of /stats flat
+LOAD_REQUESTS = 8
 
 
-class Unverified(Exception):
-    """A line of the timeline that turned out not to be true."""
-
-
-class Timeline:
-    def __init__(self) -> None:
-        self.began, self.lines = time.monotonic(), 0
-
-    def say(self, what: str, proof: str) -> None:
-        """One verified line: seconds, what happened, by what it was verified."""
-        self.lines += 1
-        mark = "\x1b[32mok\x1b[0m" if TTY else "ok"
-        print(f"{time.monotonic() - self.began:6.1f} s  {mark}  {what:<50}  {proof}"[: 110 if TTY else 99], flush=True)
-
-    def now(self, what: str) -> None:
-        """Progress, on stderr: what is being waited for."""
-        print(f"{time.monotonic() - self.began:6.1f} s  ..  {what}", file=sys.stderr, flush=True)
-
-
-def check(true: bool, what: str) -> None:
-    if not true:
-        raise Unverified(what)
-
-
-def healthy(engine: Engine, sentinel: SentinelUnit, line: Timeline) -> None:
-    """Load that ends well, then a long prefill that looks like a wedge, and no event for either."""
-    argv = [sys.executable, str(CHECKOUT / "tools"), "load", "--url", "http://127.0.0.1:8080", "--output", "json"]
-    argv += ["--requests", str(WARM_REQUESTS), "--concurrency", "2", "--prompt-tokens", "40", "--max-tokens", "16"]
-    done = sentinel.box.run(argv, timeout=200, check=False)
+def load(sim: Sim, line: Timeline) -> None:
+    argv = [*INFEROPS, "load", "--url", "http://127.0.0.1:8080", "--output", "json", "--concurrency", "4"]
+    argv += ["--requests", str(LOAD_REQUESTS), "--prompt-tokens", "400", "--max-tokens", "24"]
+    done = sim.box.run(argv, timeout=100, check=False)
     report = json.loads(done.stdout or "{}")
     check(done.returncode == 0, f"the load went wrong: {report.get('findings') or done.stderr}")
-    line.say(f"{WARM_REQUESTS} requests, 2 at a time, all answered", "inferops load: exit 0")
-    before = sentinel.kinds()
-    line.now(f"a {PREFILL_TOKENS}-token prompt: /metrics and /slots stop answering, no token comes")
-    slow = engine.stream(prompt(PREFILL_TOKENS, 99), 8)
-    ttft = slow.first(300)
-    slow.end(120)
-    read = int(slow.usage.get("prompt_tokens", 0))
-    check(read >= PREFILL_TOKENS * 0.9, f"the prompt had {read} tokens")
-    check(not slow.error, slow.error)
-    news = [k for k in sentinel.kinds()[len(before) :] if k not in ("STALL", "PROGRESS")]
-    check(not news, f"the sentinel told of a healthy prefill: {news}")
-    line.say(f"prefill of {read:,} tokens left alone, TTFT {ttft:.1f} s", "journal: no ARMED, same pid")
+    ended = len(sim.records("request_done"))
+    check(ended >= LOAD_REQUESTS, f"the request log has {ended} ends")
+    line.say(f"{LOAD_REQUESTS} requests, 4 at a time, all answered", f"exit 0; request log: {ended} done")
 
 
-def wedge(engine: Engine, sentinel: SentinelUnit, line: Timeline) -> None:
-    """From the fault to the verified restart, each step read back from the journal and checked on the system."""
-    old, seen = engine.pid(), len(sentinel.events())
-    victim = engine.stream(prompt(40, 7), 4000)
-    victim.first(120)
-    engine.fault("futex 600")
-    engine.faulted()
+def scares(sim: Sim, sentinel: SentinelUnit, line: Timeline) -> None:
+    """Three healthy states that watchdogs have restarted servers for; each longer than the bound, none armed."""
+    before, pid = len(sentinel.events()), sim.pid()
+
+    def left_alone(what: str, proof: str) -> None:
+        news = [k for k in sentinel.kinds()[before:] if k not in ("STALL", "PROGRESS")]
+        check(not news, f"the sentinel told of healthy work: {news}")
+        check(sim.pid() == pid, f"main pid {pid} -> {sim.pid()}")
+        line.say(what, proof)
+
+    line.now(f"a cold prompt of {PREFILL_TOKENS:,} tokens: no token for {SCARY_S:.0f} s, every counter flat")
+    was = sim.stats()["counters"]
+    slow = sim.stream("w " * PREFILL_TOKENS, 8)
+    time.sleep(SCARY_S * 0.8)
+    now = sim.stats()
+    check(now["scheduler"]["prefilling"] == 1, f"the scheduler says {now['scheduler']}")
+    check(now["counters"] == was, "a counter moved in mid-prefill")
+    ttft = slow.first(60)
+    check(not slow.end(60).error, slow.error)
+    left_alone(f"cold prefill left alone, TTFT {ttft:.1f} s", "/stats: counters flat; journal: rate lines")
+
+    line.now(f"the engine holds /stats for {SCARY_S:.0f} s while it works")
+    sim.fault("stats-held", "--for", str(SCARY_S))
+    busy = sim.stream("count", 400)
+    time.sleep(SCARY_S)
+    check(not busy.end(60).error, busy.error)
+    left_alone("/stats unanswered in mid-answer, left alone", f"held for {SCARY_S:.0f} s")
+
+    line.now(f"a request waits {SCARY_S:.0f} s while the engine frees pages for it")
+    sim.fault("page-relief", "--for", str(SCARY_S))
+    waited = sim.stream("page", 8).first(60)
+    check(waited >= SCARY_S * 0.8, f"it waited {waited:.1f} s only")
+    left_alone(f"queue worked by page relief, TTFT {waited:.1f} s", "journal: [relief-kv] lines, rates zero")
+
+
+def wedge(sim: Sim, sentinel: SentinelUnit, line: Timeline) -> None:
+    """A queue that an idle engine never takes up, from the fault to the verified restart."""
+    old, seen = sim.pid(), len(sentinel.events())
+    sim.fault("queue-wedge")
     at = time.clock_gettime(time.CLOCK_BOOTTIME)
-    line.say("llama_decode blocks in a futex, in mid-answer", f"fault taken by pid {old}")
-    code, _ = engine.get("/health", 5.0)
+    for _ in range(3):
+        sim.stream("anybody there?", 16)
+    time.sleep(1.0)
+    scheduler = sim.stats()["scheduler"]
+    check((scheduler["running"], scheduler["waiting"]) == (0, 3), f"the scheduler says {scheduler}")
+    line.say("3 requests wait, the engine takes none", "/stats: running 0, waiting 3")
+    code, _ = sim.get("/health", 5.0)
     check(code == 200, f"/health says {code}")
     line.say("/health still says 200", "as it does in every wedge")
-
-    def then(kind: str, what: Callable[[Told], str], proof: Callable[[Told], str]) -> Told:
-        event = sentinel.wait(kind, 120, seen)
-        line.say(f"{kind:<9} {what(event)}", f"journal +{event.t - at:.1f} s" + proof(event))
-        return event
-
-    armed = then("ARMED", lambda e: f"class {e.fields['INFEROPS_CLASS']}", lambda e: "")
-    check(armed.fields["INFEROPS_CLASS"] == "C", armed.text)
-    captured = then("CAPTURED", lambda e: "threads twice, stats, journal", lambda e: "")
-    where = captured.fields["INFEROPS_CAPTURE"]
-    reading = manifest(sentinel, where)["reading"]
-    check("blocked wedge" in reading, f"the capture reads: {reading}")
-    line.say("it says how to read it: a blocked wedge", "manifest.json, two looks at /proc")
-    canary = then("CANARY", lambda e: "one token asked for, none came", lambda e: "")
-    check("none" in canary.text, canary.text)
-    then("STACKS", lambda e: "gdb, bounded, target running after", lambda e: "")
-    stacks = sentinel.box.read(f"{where}/stacks.txt")
-    check("inferops_fault_futex" in stacks, "the fault is not in the stacks")
-    line.say("the stacks name the blocked function", "stacks.txt: inferops_fault_futex")
-    mode = sentinel.box.run(["stat", "-c", "%a", where]).stdout.strip()
-    check((mode, manifest(sentinel, where)["state"]) == ("700", "whole"), f"capture mode {mode}")
-    line.say("the capture is whole and private", "manifest.json: whole, mode 0700")
-    then("WEDGE", lambda e: "stands on the last look: restarting", lambda e: "")
-    restarted = then("RESTARTED", lambda e: "new pid, its port, ready", lambda e: "")
-    new = engine.pid()
-    check(new not in (0, old), f"main pid {old} -> {new}")
-    check(str(new) in restarted.text, restarted.text)
-    listener = sentinel.box.run(["ss", "-ltnpH", "sport", "=", ":8080"]).stdout
-    check(f"pid={new}," in listener, f"the port is held by {listener.strip()}")
-    line.say(f"pid {old} -> {new}, and {new} holds the port", "systemctl, ss")
-    spent = json.loads(sentinel.box.read("/var/lib/inferops/sentinel/llama.service/budget.json"))["restarts"]
-    check([e["result"] for e in spent] == ["ok"], f"the budget has {spent}")
-    line.say("the restart is counted: 1 of 2 in 30 minutes", "budget.json, written before it")
-    answer = engine.stream(prompt(40, 8), 8).end(120)
-    check(not answer.error and bool(answer.times), answer.error)
-    line.say("a new request is answered", f"first token in {answer.first() * 1000:.0f} ms")
+    armed = line.told(sentinel, "ARMED", "class {class}", seen, at)
+    check(armed.fields["INFEROPS_CLASS"] == "A", armed.text)
+    check(armed.t - at >= STALL_S, f"armed {armed.t - at:.1f} s after the fault, the bound is {STALL_S:g}")
+    line.told(sentinel, "CAPTURED", "threads twice, stats, journal", seen, at)
+    line.told(sentinel, "CANARY", "not sent: a queue would be jumped", seen, at)
+    line.told(sentinel, "STACKS", "gdb, bounded, target running after", seen, at)
+    undone(line, sim, sentinel, old, seen, at)
 
 
-def manifest(sentinel: SentinelUnit, where: str) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads(sentinel.box.read(f"{where}/manifest.json"))
-    return found
-
-
-def main() -> int:
-    line = Timeline()
-    if (why := Box.missing()) is not None:
-        print(f"demo: no box can be had here: {why}", file=sys.stderr)
-        return 3
-    try:
-        line.now("a systemd of its own boots; a 270M model is loaded")
-        with Box() as box:
-            engine = Engine(box).start()
-            line.say("llama-server is ready as a systemd unit", f"pid {engine.pid()} in a box of its own")
-            sentinel = SentinelUnit(box).start()
-            sentinel.wait("READY", 60)
-            line.say("the sentinel watches: poll 1 s, stall 6 s", "systemd: READY=1, journal: READY")
-            began = sentinel.pid()
-            healthy(engine, sentinel, line)
-            wedge(engine, sentinel, line)
-            check(sentinel.pid() == began != 0, "the sentinel was restarted on the way")
-            line.say("one sentinel all the way", f"systemctl: pid {began}, never restarted")
-    except Unverified as e:
-        print(f"demo: NOT verified: {e}", file=sys.stderr)
-        return 1
-    except (BoxError, EngineError, OSError) as e:
-        print(f"demo: {e}", file=sys.stderr)
-        return 1
-    took = time.monotonic() - line.began
-    print(f"demo: all {line.lines} lines verified in {took:.0f} s: healthy work left alone, one wedge found and undone")
-    return 0
+def play(line: Timeline, box: Box) -> str:
+    line.now("a systemd of its own has booted; a simulated NInfer starts in it")
+    sim = Sim(box, "--load", "1", "--throughput", "1").start()
+    line.say("ninfer.service serves, stats on a port of their own", f"pid {sim.pid()} in a box of its own")
+    sentinel = watched(box, stall_s=STALL_S)
+    line.say(f"the sentinel watches: poll 1 s, stall {STALL_S:g} s", "systemd: READY=1, journal: READY")
+    began = sentinel.pid()
+    load(sim, line)
+    scares(sim, sentinel, line)
+    wedge(sim, sentinel, line)
+    check(sentinel.pid() == began != 0, "the sentinel was restarted on the way")
+    line.say("one sentinel all the way", f"systemctl: pid {began}, never restarted")
+    return "3 scares left alone, one wedge found and undone"
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run(play))

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import sys
 import time
 from collections.abc import Callable
 
 from tests.engine.engine import EngineError
+from tests.engine.running import Server
 from tests.system.box import Box, BoxError
 from tests.system.sentinel_unit import SentinelUnit, Told
 
@@ -47,6 +49,29 @@ class Timeline:
         shown = what.replace("{class}", event.fields.get("INFEROPS_CLASS", "?"))
         self.say(f"{kind:<9} {shown}", f"journal +{event.t - since_t:.1f} s")
         return event
+
+
+def undone(line: Timeline, server: Server, sentinel: SentinelUnit, old: int, after: int, since_t: float) -> None:
+    """From the last look to a server that answers again, each step checked on the system; `old` is the wedged pid."""
+    box = sentinel.box
+    wedge = line.told(sentinel, "WEDGE", "stands on the last look: restarting", after, since_t)
+    where = wedge.fields["INFEROPS_CAPTURE"]
+    mode, state = box.run(["stat", "-c", "%a", where]).stdout.strip(), json.loads(box.read(f"{where}/manifest.json"))
+    check((mode, state["state"]) == ("700", "whole"), f"capture mode {mode}, {state['state']}")
+    line.say("the capture is whole and private", "manifest.json: whole, mode 0700")
+    restarted = line.told(sentinel, "RESTARTED", "new pid, its port, ready", after, since_t)
+    new = server.pid()
+    check(new not in (0, old), f"main pid {old} -> {new}")
+    check(str(new) in restarted.text, restarted.text)
+    listener = box.run(["ss", "-ltnpH", "sport", "=", f":{server.port}"]).stdout
+    check(f"pid={new}," in listener, f"the port is held by {listener.strip()}")
+    line.say(f"pid {old} -> {new}, and {new} holds the port", "systemctl, ss")
+    spent = json.loads(box.read(f"/var/lib/inferops/sentinel/{server.unit}/budget.json"))["restarts"]
+    check([e["result"] for e in spent] == ["ok"], f"the budget has {spent}")
+    line.say("the restart is counted: 1 of 2 in 30 minutes", "budget.json, written before it")
+    answer = server.stream("are you back? answer in a few words", 8).end(120)
+    check(not answer.error and bool(answer.times), answer.error)
+    line.say("a new request is answered", f"first token in {answer.first() * 1000:.0f} ms")
 
 
 def run(play: Callable[[Timeline, Box], str]) -> int:
