@@ -21,9 +21,10 @@ from inferops.core.schema import KEYS
 CONFIG = """
 [live]
 unit = "config.service"
-engine = "llama-cpp"
+engine = "ninfer"
 url = "http://127.0.0.1:1"
 stats_url = "http://127.0.0.1:2"
+request_log = "/config/requests.jsonl"
 api_key_file = "/config/key"
 [sentinel]
 action = "alert"
@@ -32,6 +33,9 @@ probe_deadline_s = 4.0
 stall_s = 160.0
 load_max_s = 901.0
 cpu_only_max_s = 3601.0
+relief_max_s = 601.0
+request_max_s = 901.0
+idle_canary_s = 61.0
 look_polls = 3
 canary = true
 canary_deadline_s = 21.0
@@ -46,9 +50,10 @@ max_days = 31
 """
 FLAGS: dict[str, tuple[list[str], object]] = {
     "live.unit": (["flag.service"], "flag.service"),
-    "live.engine": ([str(Path(__file__).parent / "data" / "llama-cpp" / "impatient.toml")], None),
+    "live.engine": ([str(Path(__file__).parent / "data" / "ninfer" / "impatient.toml")], None),
     "live.url": (["http://127.0.0.1:3"], "http://127.0.0.1:3"),
     "live.stats_url": (["http://127.0.0.1:4"], "http://127.0.0.1:4"),
+    "live.request_log": (["/flag/requests.jsonl"], "/flag/requests.jsonl"),
     "live.api_key_file": (["/flag/key"], "/flag/key"),
     "sentinel.action": (["restart"], "restart"),
     "sentinel.poll_s": (["12.5"], 12.5),
@@ -56,6 +61,9 @@ FLAGS: dict[str, tuple[list[str], object]] = {
     "sentinel.stall_s": (["170"], 170.0),
     "sentinel.load_max_s": (["902"], 902.0),
     "sentinel.cpu_only_max_s": (["3602"], 3602.0),
+    "sentinel.relief_max_s": (["602"], 602.0),
+    "sentinel.request_max_s": (["902"], 902.0),
+    "sentinel.idle_canary_s": (["62"], 62.0),
     "sentinel.look_polls": (["4"], 4),
     "sentinel.canary": ([], False),
     "sentinel.canary_deadline_s": (["22"], 22.0),

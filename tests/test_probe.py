@@ -252,6 +252,12 @@ ROW = StatsRow(active=3, counters={"a": 1.0})
     [
         ([ROW, StatsRow(active=9, queued=1, counters={"a": 5.0})], "ok", 3, ""),
         ([Stats(answer="timeout", why="one"), ROW], "ok", 3, "one"),
+        (
+            [Stats(answer="timeout", why="one"), StatsRow(active=3, counters={"a": 1.0}, note="two")],
+            "ok",
+            3,
+            "one; two",
+        ),
         ([Stats(answer="bad", why="one"), Stats(answer="timeout", why="two")], "timeout", None, "one; two"),
         ([Stats(answer="refused", why="one"), Stats(answer="bad", why="two")], "bad", None, "one; two"),
         ([Stats(answer="timeout", why="one"), Stats(answer="loading", why="two")], "loading", None, "one; two"),

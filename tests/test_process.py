@@ -247,6 +247,51 @@ def test_gpu_devices(device: str) -> None:
     assert not "/dev/null".startswith(process.GPU_PREFIXES)
 
 
+def test_what_was_read_from_disk_is_the_kernels_account(script: Script) -> None:
+    def account() -> int:
+        return int(dict(line.split(": ") for line in Path("/proc/self/io").read_text().splitlines())["read_bytes"])
+
+    before, read = account(), process.read_bytes(os.getpid())
+    assert read is not None
+    assert before <= read <= account()
+    pid = script("print('up', flush=True)")
+    wait_for(lambda: process.threads(pid, detail=False)[0].state == "Z")
+    assert process.read_bytes(pid) in (None, 0)
+    assert process.read_bytes(2**22 + 1) is None
+
+
+@pytest.mark.parametrize(("hidden", "read_mb"), [(False, 3.0), (True, None)])
+def test_a_process_whose_io_is_hidden_makes_the_sum_unknown(
+    hidden: bool, read_mb: float | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    account = {os.getpid(): 5_000_000, 1: 9_000_000}
+    monkeypatch.setattr(process, "read_bytes", lambda pid: None if hidden and pid == 1 else account[pid])
+    watch = CpuWatch()
+    watch.sample([os.getpid(), 1], boottime())
+    account[os.getpid()] += 3_000_000
+    assert watch.sample([os.getpid(), 1], boottime()).read_mb == read_mb
+
+
+def test_a_new_processes_whole_past_is_no_news(script: Script, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(process, "read_bytes", lambda pid: 7_000_000)
+    watch = CpuWatch()
+    assert watch.sample([os.getpid()], boottime()).read_mb is None
+    assert watch.sample([os.getpid(), script(SLEEP)], boottime()).read_mb == 0.0
+
+
+def test_pages_moved_is_the_kernels_counter(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    real = Path("/proc/vmstat").read_text()
+    assert (process.pages_moved() is None) == ("\npgmigrate_success " not in real)
+    monkeypatch.setattr(process, "PROC", tmp_path)
+    vmstat, watch = tmp_path / "vmstat", CpuWatch()
+    vmstat.write_text("compact_stall 9\npgmigrate_success 1000\npgmigrate_fail 3\n")
+    assert watch.sample([], 1.0).compacted is None
+    vmstat.write_text("compact_stall 9\npgmigrate_success 1250\npgmigrate_fail 7\n")
+    assert watch.sample([], 2.0).compacted == 250
+    vmstat.write_text("compact_stall 9\n")
+    assert watch.sample([], 3.0).compacted is None
+
+
 def test_another_users_open_files_are_not_taken_for_none() -> None:
     code = "import os, sys; from inferops.core import process\nif os.geteuid() == 0: os.setuid(65534)\n"
     code += "print(process.gpu_open([os.getpid(), 1]))"

@@ -92,21 +92,21 @@ def test_health(llama: profile.Profile, code: int, body: str, means: str) -> Non
     [
         (
             "b10068-metrics-idle.txt", "b10068-slots-idle.json",
-            Stats(answer="ok", active=0, queued=0, free_slots=2, counters={
+            Stats(answer="ok", active=0, queued=0, free_slots=2, generated=86, counters={
                 "n_decode_total": 97, "prompt_tokens_total": 136, "tokens_predicted_total": 86,
                 "slot0.prompt": 24, "slot0.decoded": 2, "slot1.prompt": 5, "slot1.decoded": 5,
             }),
         ),
         (
             "b10068-metrics-queue.txt", "b10068-slots-busy.json",
-            Stats(answer="ok", active=1, queued=2, free_slots=0, counters={
+            Stats(answer="ok", active=1, queued=2, free_slots=0, generated=0, tasks=("0",), counters={
                 "n_decode_total": 5, "prompt_tokens_total": 13, "tokens_predicted_total": 0,
                 "slot0.prompt": 13, "slot0.decoded": 5,
             }),
         ),
         (
             "b11434-metrics-wedged.txt", "b11434-slots-wedged.json",
-            Stats(answer="ok", active=1, queued=0, free_slots=1, counters={
+            Stats(answer="ok", active=1, queued=0, free_slots=1, generated=0, tasks=("0",), counters={
                 "n_decode_total": 129, "prompt_tokens_total": 13, "tokens_predicted_total": 0,
                 "slot1.prompt": 13, "slot1.decoded": 128,
             }),

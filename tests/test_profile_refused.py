@@ -91,7 +91,7 @@ def test_two_kinds_that_claim_one_line_are_refused() -> None:
 
 
 def test_by_name_by_path_and_by_a_wrong_name(tmp_path: Path) -> None:
-    assert profile.builtin() == ("llama-cpp",)
+    assert profile.builtin() == ("llama-cpp", "ninfer")
     with pytest.raises(UsageError, match=r"'lama-cpp': no such built-in profile; did you mean `llama-cpp`\?"):
         profile.load("lama-cpp")
     with pytest.raises(UsageError, match=r"missing\.toml: the engine profile cannot be read: No such file"):

@@ -66,6 +66,8 @@ SAMPLES: dict[str, tuple[str, object]] = {  # key -> its text in a variable, its
     "live.url": ("http://127.0.0.1:9000", "http://127.0.0.1:9000"), "live.stats_url": ("http://[::1]:9/x", "http://[::1]:9/x"),
     "live.api_key_file": ("/etc/key", "/etc/key"), "sentinel.action": ("restart", "restart"),
     "sentinel.poll_s": ("6.5", 6.5), "sentinel.probe_deadline_s": ("1", 1.0), "sentinel.stall_s": ("151", 151.0),
+    "live.request_log": ("/var/log/r.jsonl", "/var/log/r.jsonl"), "sentinel.relief_max_s": ("601", 601.0),
+    "sentinel.request_max_s": ("901", 901.0), "sentinel.idle_canary_s": ("60", 60.0),
     "sentinel.load_max_s": ("9e2", 900.0), "sentinel.cpu_only_max_s": ("5", 5.0), "sentinel.look_polls": ("3", 3),
     "sentinel.canary": ("false", False), "sentinel.canary_deadline_s": ("7", 7.0), "sentinel.stacks": ("no", False),
     "sentinel.stacks_deadline_s": ("8", 8.0), "sentinel.capture_gap_s": ("0", 0.0),
@@ -78,7 +80,8 @@ SAMPLES: dict[str, tuple[str, object]] = {  # key -> its text in a variable, its
 def test_each_key_has_a_variable(tmp_path: Path, key: str) -> None:
     text, value = SAMPLES[key]
     variable = KEYS[key].env
-    resolved = resolve(tmp_path, PLAIN, **{variable: text})
+    plain = PLAIN + 'engine = "ninfer"\n' if key == "live.request_log" else PLAIN  # not every engine writes one
+    resolved = resolve(tmp_path, plain, **{variable: text})
     table, name = key.split(".")
     got = msgspec.to_builtins(resolved.settings)[table][name]
     assert got == value
@@ -126,9 +129,10 @@ def test_the_systems_file_is_the_last_resort(tmp_path: Path, monkeypatch: pytest
 def test_relative_paths_count_from_the_file_or_from_here(tmp_path: Path) -> None:
     deep = tmp_path / "deep"
     deep.mkdir()
-    (tmp_path / "inferops.toml").write_text(PLAIN + 'api_key_file = "key"\n[captures]\ndir = "kept"\n')
+    (tmp_path / "inferops.toml").write_text(PLAIN + 'engine = "ninfer"\napi_key_file = "key"\nrequest_log = "r.jsonl"\n[captures]\ndir = "kept"\n')
     settings = load(environ={"INFEROPS_CAPTURES_DIR": "mine"}, cwd=deep).settings
     assert settings.live.api_key_file == f"{tmp_path}/key"
+    assert settings.live.request_log == f"{tmp_path}/r.jsonl"
     assert settings.captures.dir == f"{deep}/mine"
 
 

@@ -151,6 +151,10 @@ def test_variables(tmp_path: Path, variable: str, text: str, said: str) -> None:
         ({"sentinel.stall_s": 3.0}, "sentinel.stall_s = 3 (--stall): expected at least 150"),
         ({"sentinel.poll_s": -1.0}, "--poll: sentinel.poll_s: expected a number >= 0.2, got -1.0"),
         ({"live.url": "x"}, "--url: live.url: expected http(s)://HOST:PORT"),
+        ({"live.request_log": "r"}, "--request-log: live.request_log: profile llama-cpp does not say how to read one"),
+        ({"sentinel.idle_canary_s": 59.0}, "--idle-canary: sentinel.idle_canary_s: expected a number >= 60"),
+        ({"sentinel.request_max_s": 0.0}, "--request-max: sentinel.request_max_s: expected a number > 0"),
+        ({"live.engine": "ninfer", "sentinel.stall_s": 149.0}, "sentinel.stall_s = 149 (--stall): expected at least"),
         ({"sentinel.stall": 3.0}, "flag for sentinel.stall: no such setting; did you mean `sentinel.stall_s`?"),
     ],
 )

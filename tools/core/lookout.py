@@ -1,6 +1,7 @@
 """One look at the live server through every eye at once -> Poll. A part that could not be looked at is None.
 
-Reads: systemd (unit), /proc (threads, sockets, who holds the port), the unit's journal, health and stats over HTTP.
+Reads: systemd (unit), /proc (threads, sockets, who holds the port), the unit's journal, health and stats over HTTP, the
+request log where there is one.
 Each look ends within the probes' deadline plus BLOCKING_MAX_S; a look whose /proc or systemd reads hang is a checker
 failure, and no second one is started beside it.
 """
@@ -13,17 +14,22 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from urllib.parse import urlsplit
 
+import msgspec
+
 from inferops.core import ports, unit
 from inferops.core.journal import STOPPING_ID, Entry, Follower
-from inferops.core.poll import HostSeen, JournalSeen, Poll, PortOwner, UnitSeen
-from inferops.core.probe import Prober
+from inferops.core.poll import HostSeen, JournalSeen, Poll, PortOwner, RequestsSeen, Stats, UnitSeen
+from inferops.core.probe import Prober, stats_bases
 from inferops.core.process import CpuWatch
 from inferops.core.profile import Profile
+from inferops.core.requestlog import RequestLog
+from inferops.core.schema import Live
 from inferops.core.settings import Resolved
 from inferops.core.verdict import InferopsError
 
 BLOCKING_MAX_S = 15.0  # systemctl has 5 s of its own, the rest is /proc on a machine that swaps
 DRAINS_MAX = 20  # journal batches a look; what is left is read at the next one
+LOOPBACK = {"localhost", "127.0.0.1", "::1"}
 TROUBLE_REPEAT_S = 600.0  # a trouble that comes and goes is told once in this
 TROUBLES_MAX = 200  # texts remembered; the one told longest ago is forgotten first
 
@@ -33,9 +39,13 @@ def boottime() -> float:
     return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
-def seen_in(entries: Iterable[Entry], before: JournalSeen, profile: Profile) -> JournalSeen:
-    """`before` with the newest time of each kind of line in `entries`; lines of our own probing count as none."""
-    times = {name: getattr(before, f"{name}_t") for name in ("progress", "ready", "fatal", "any", "stopping")}
+def seen_in(
+    entries: Iterable[Entry], before: JournalSeen, profile: Profile, failed: list[float] | None = None
+) -> JournalSeen:
+    """`before` with the newest time of each kind of line in `entries`; lines of our own probing count as none. `failed`
+    takes the time of each line of a failed request."""
+    names = ("progress", "working", "ready", "fatal", "any", "stopping")
+    times = {name: getattr(before, f"{name}_t") for name in names}
 
     def note(name: str, t: float) -> None:
         times[name] = t if times[name] is None else max(times[name], t)
@@ -51,9 +61,38 @@ def seen_in(entries: Iterable[Entry], before: JournalSeen, profile: Profile) -> 
         if kind == "own":
             continue
         note("any", entry.t)
-        if kind in ("progress", "ready", "fatal"):
+        if kind in names:
             note(kind, entry.t)
+        elif kind == "failed" and failed is not None:
+            failed.append(entry.t)
     return JournalSeen(**{f"{name}_t": t for name, t in times.items()})
+
+
+def with_failed(before: RequestsSeen, times: Iterable[float], since: float) -> RequestsSeen:
+    """`before` with the requests that failed at `times`, from `since` (BOOTTIME s) on. Lines do not count what else
+    ended."""
+    new = [t for t in times if t >= since]
+    newest = max([*new, *([] if before.failed_t is None else [before.failed_t])], default=None)
+    return RequestsSeen(failed=before.failed + len(new), failed_t=newest)
+
+
+def owned(stats: Stats, port: int | None, holder: str | None) -> Stats:
+    """The stats, or none where they came from `port`, another one than the live server's, and `holder` (None: the unit)
+    has it: an answer of a stranger's, a hang too, says nothing of the unit."""
+    if holder is None or stats.answer in ("bad", "refused"):
+        return stats
+    return Stats(answer="bad", why=f"port {port} is held by {holder}, not by the unit; set live.stats_url")
+
+
+def other_port(live: Live, profile: Profile) -> int | None:
+    """The port of the live server's host, another one than its own, where its stats may come from; None: there is none.
+    Of another host nobody here can tell whose a port is."""
+    own = urlsplit(live.url)
+    for parts in map(urlsplit, stats_bases(live, profile)):
+        here = parts.hostname == own.hostname or {parts.hostname, own.hostname} <= LOOPBACK
+        if parts.port != own.port and here:
+            return parts.port
+    return None
 
 
 class Troubles:
@@ -82,6 +121,7 @@ class Still:
     clients: tuple[str, ...] | None = None
     journal: JournalSeen | None = None
     host: HostSeen | None = None
+    stats_holder: str | None = None  # who has the stats' own port, if not the unit
     troubles: list[str] = field(default_factory=list)
 
 
@@ -99,8 +139,13 @@ class Lookout:
         self.state: unit.UnitState | None = None
         self.troubles: list[str] = []
         self._profile = resolved.profile
+        self._stats_port = other_port(live, resolved.profile)
+        self._process: tuple[int, float | None] = (0, None)
+        self._instance: str | None = None  # of that process, as last answered
+        self._log = RequestLog(live.request_log, resolved.profile) if live.request_log is not None else None
         self._follower: Follower | None = None
         self._seen = JournalSeen()
+        self._failed = RequestsSeen()
         self._cpu = CpuWatch()
         self._still: asyncio.Future[Still] | None = None
 
@@ -120,9 +165,26 @@ class Lookout:
         seen = still.result()
         if seen is None:
             return Poll(t=t, wall=wall, checker=f"systemd or /proc did not answer within {BLOCKING_MAX_S:.0f} s")
-        self.troubles = seen.troubles
-        return Poll(t=t, wall=wall, health=health.result(), stats=stats.result(), unit=seen.unit, owner=seen.owner,
-                    clients=seen.clients, journal=seen.journal, host=seen.host)  # fmt: skip
+        said = stats.result()
+        if self.prober.stats_port == self._stats_port is not None:
+            said = owned(said, self._stats_port, seen.stats_holder)
+            if said is not stats.result():
+                self.prober.disown(self._stats_port)
+        self._instance = said.instance or self._instance
+        self.troubles = [*seen.troubles, *(self.prober.notes if said.answer == "ok" else ())]
+        return Poll(t=t, wall=wall, health=health.result(), stats=said, unit=seen.unit, owner=seen.owner,
+                    instance=said.instance, clients=seen.clients, journal=seen.journal, requests=self._requests(seen),
+                    host=seen.host)  # fmt: skip
+
+    def _requests(self, seen: Still) -> RequestsSeen | None:
+        """What is known of this process's requests; None where neither log nor journal says."""
+        if self._log is not None:
+            log, start_t = self._log.tally(self._instance), self._process[1]
+            if log is None or log.oldest_t is None or start_t is None:
+                return log
+            return msgspec.structs.replace(log, oldest_t=max(log.oldest_t, start_t))  # a clock jump before our start
+        written = seen.journal is not None and seen.journal.any_t is not None
+        return self._failed if self._profile.journal.failed and written else None
 
     async def _look_still(self) -> Still | None:
         if self._still is None:
@@ -141,6 +203,8 @@ class Lookout:
             self.state = state = unit.show(self.unit)
             still.unit = UnitSeen(active=state.active, sub=state.sub, main_pid=state.main_pid, start_t=state.start_t,
                                   restarts=state.restarts)  # fmt: skip
+            if (state.main_pid, state.start_t) != self._process:
+                self._process, self._instance, self._failed = (state.main_pid, state.start_t), None, RequestsSeen()
             group = state.control_group
             pids = unit.pids(group)
         except InferopsError as e:
@@ -148,6 +212,10 @@ class Lookout:
         try:
             still.owner = ports.owner(self.port, pids, group)[0]
             still.clients = ports.established(self.port)
+            if self._stats_port is not None:
+                still.stats_holder = "somebody unknown"
+                whose, who = ports.owner(self._stats_port, pids, group)
+                still.stats_holder = None if whose == "unit" else who or "nobody"
         except InferopsError as e:
             still.troubles.append(str(e))
         if pids:
@@ -156,6 +224,8 @@ class Lookout:
             still.journal = self._read_journal(still)
         except InferopsError as e:
             still.troubles.append(str(e))
+        if self._log is not None:
+            still.troubles += self._log.read(boottime(), time.time())
         return still
 
     def _read_journal(self, still: Still) -> JournalSeen:
@@ -166,7 +236,9 @@ class Lookout:
             batch = self._follower.drain()
             if batch.gap is not None:
                 still.troubles.append(batch.gap)
-            self._seen = seen_in(batch.entries, self._seen, self._profile)
+            failed: list[float] = []
+            self._seen = seen_in(batch.entries, self._seen, self._profile, failed)
+            self._failed = with_failed(self._failed, failed, self._process[1] or 0.0)
             if not batch.truncated:
                 break
         return self._seen
@@ -177,3 +249,5 @@ class Lookout:
             await asyncio.wait({self._still}, timeout=BLOCKING_MAX_S)
         if self._follower is not None and (self._still is None or self._still.done()):
             self._follower.close()
+        if self._log is not None and (self._still is None or self._still.done()):
+            self._log.close()

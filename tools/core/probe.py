@@ -2,118 +2,49 @@
 
 Each exchange, from the connect to the last byte, has one hard deadline and a bounded body; what a server sends is
 data, never an exception. No proxy, no redirect, no connection kept: ours must not look like a client that waits.
-Blind to: a server that answers to loopback otherwise than to people, and every port but the one it is given.
+Blind to: a server that answers to loopback otherwise than to people, and every port but those it is given.
 """
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager
 from typing import Any, Literal
+from urllib.parse import urlsplit
 
 import httpx
 import msgspec
 
 from inferops.core import finite
+from inferops.core.answers import Fault, Reply, elsewhere, join, read_health, read_stats
 from inferops.core.poll import Done, Health, Stats
-from inferops.core.profile import Profile, StatsRow, StatsSource, merge
+from inferops.core.profile import Profile, StatsRow
 from inferops.core.schema import Live
 from inferops.core.settings import read_api_key
 from inferops.core.verdict import BlindError, InferopsError, escape
 
+__all__ = ["BODY_MAX_BYTES", "Fault", "Prober", "Reply", "join", "read_health", "read_stats", "stats_bases"]
+
 BODY_MAX_BYTES = 1 << 20  # vLLM's /metrics is 49 kB, llama-server's /slots of 64 slots under 200 kB
-SHOWN_BYTES = 40  # of what came instead: enough to tell an HTML page from half a JSON
 WORDS_MAX = 160  # of what an exception or an error event says
-# refused tells less than a wrong answer: it is the same for every path of a port
-STATS_ORDER = ("loading", "timeout", "bad", "refused")
-DIALECT = {"json": "JSON", "prometheus": "Prometheus text"}
-
-
-class Reply(msgspec.Struct, frozen=True, kw_only=True):
-    """A whole answer; `body` at most BODY_MAX_BYTES, our API key blotted out. `latency_s`: since the connect."""
-
-    path: str
-    code: int
-    content_type: str
-    body: bytes
-    latency_s: float
-
-
-class Fault(msgspec.Struct, frozen=True, kw_only=True):
-    """No whole answer came. `code` where at least a status line did."""
-
-    path: str
-    kind: Literal["timeout", "refused", "bad"]
-    why: str
-    latency_s: float
-    code: int | None = None
-
-
-def read_health(got: Reply | Fault, profile: Profile) -> Health:
-    """The health answer as the profile means it; refused, timeout and everything that is no whole answer are apart."""
-    latency = round(got.latency_s, 4)
-    if isinstance(got, Fault):
-        answer: Any = "odd" if got.kind == "bad" else got.kind
-        return Health(answer=answer, code=got.code, latency_s=latency)
-    means = profile.health.means(got.code, got.body.decode("utf-8", "replace"))
-    return Health(answer=means, code=got.code, latency_s=latency)
-
-
-def read_stats(got: Reply | Fault, source: StatsSource, profile: Profile) -> StatsRow | Stats:
-    """One endpoint's row, or why there is none: a Stats with one clear line."""
-    if isinstance(got, Fault):
-        return Stats(answer=got.kind, why=got.why)
-    body, wanted = got.body, DIALECT[source.format]
-    if got.code != 200:
-        if profile.health.means(got.code, body.decode("utf-8", "replace")) == "loading":
-            return Stats(answer="loading", why=f"{got.path}: the model is loading")
-        hints = {404: source.missing, 501: source.missing, 401: "set live.api_key_file", 403: "set live.api_key_file"}
-        hint = hints.get(got.code, "look at it with curl")
-        return Stats(
-            answer="bad", why=f"{got.path}: expected 200 with {wanted}, got {got.code} with {_came(got)}; {hint}"
-        )
-    if "html" in got.content_type.lower() or body.lstrip()[:1] == b"<":
-        hint = "is live.stats_url (or live.url) the engine's own port?"
-        return Stats(answer="bad", why=f"{got.path}: expected {wanted}, got {_came(got)}; {hint}")
-    try:
-        return source.read(body, got.path)
-    except InferopsError as e:
-        hint = e.hint or "look at it with curl: is it this engine, and the profile for it?"
-        came = f"({_kind(got)})" if ", got " in str(e) else f"in {_came(got)}"
-        return Stats(answer="bad", why=f"{e} {came}; {hint}")
-
-
-def join(found: Sequence[StatsRow | Stats], sources: Sequence[StatsSource]) -> Stats:
-    """All endpoints of one poll as one answer. Any row makes it ok, with what is bad beside it in `why`; an endpoint
-    that the profile can do without and the server has switched off is not bad."""
-    rows = [one for one in found if isinstance(one, StatsRow)]
-    poor = [(one, source) for one, source in zip(found, sources, strict=True) if isinstance(one, Stats)]
-    if rows:
-        said = [one.why for one, source in poor if source.required or source.missing not in one.why]
-        return msgspec.structs.replace(merge(rows), why="; ".join(said))
-    if not poor:
-        return Stats(answer="bad", why="the profile names no stats endpoint")
-    answer = next(kind for kind in STATS_ORDER if any(one.answer == kind for one, _ in poor))
-    return Stats(answer=answer, why="; ".join(dict.fromkeys(one.why for one, _ in poor)))  # type: ignore[arg-type]
-
-
-def _came(got: Reply) -> str:
-    if not got.body:
-        return f"an empty body ({_kind(got)})"
-    start = escape(repr(got.body[:SHOWN_BYTES].decode("utf-8", "replace")))
-    return f"{len(got.body):,} bytes of {_kind(got)} starting {start}"
-
-
-def _kind(got: Reply) -> str:
-    return escape(got.content_type[:60]) or "no content type"
 
 
 def event_of(line: str) -> tuple[str, str]:
     """(field, value) of one line of a server-sent event stream; a comment's field is empty."""
     name, _, value = line.partition(":")
     return name, value.removeprefix(" ")
+
+
+def stats_bases(live: Live, profile: Profile) -> list[str]:
+    """The URLs under which the stats may be, the likeliest first: the setting alone where it is given, else the
+    profile's own port on the live server's host and the live server's."""
+    if live.stats_url is not None or profile.stats_port is None:
+        return [live.stats_url or live.url]
+    parts = urlsplit(live.url)
+    host = f"[{parts.hostname}]" if ":" in (parts.hostname or "") else parts.hostname
+    return list(dict.fromkeys((f"{parts.scheme}://{host}:{profile.stats_port}", live.url)))
 
 
 # --- edge
@@ -126,17 +57,19 @@ class Prober:
 
     def __init__(self, profile: Profile, live: Live, deadline_s: float) -> None:
         self._profile, self._deadline_s = profile, deadline_s
-        self._base, self._stats_base = live.url, live.stats_url or live.url
+        self._base = live.url
+        self._stats_bases = stats_bases(live, profile)  # the one that answered last comes first
         self._key = read_api_key(live)
         # identity: a compressed body could unpack to any size; close: a kept connection would hold one of its threads
         headers = {"Accept-Encoding": "identity", "Connection": "close", "User-Agent": "inferops"}
         if self._key is not None:
             headers["Authorization"] = f"Bearer {self._key}"
-        https = any(url.startswith("https") for url in (self._base, self._stats_base))
+        https = any(url.startswith("https") for url in (self._base, *self._stats_bases))
         self._client = httpx.AsyncClient(
             headers=headers, trust_env=False, follow_redirects=False, timeout=httpx.Timeout(None), verify=https
         )
         self._outstanding: set[str] = set()
+        self.notes: tuple[str, ...] = ()  # what in the last stats the profile does not know, for people
 
     def __repr__(self) -> str:
         return f"Prober({self._base!r}, {self._profile.name!r})"
@@ -144,22 +77,55 @@ class Prober:
     async def health(self) -> Health:
         """The health path, read by the profile's rules."""
         with self._alone("health"):
-            return read_health(await self._get(self._base, self._profile.health.path), self._profile)
+            return read_health(await self._get(self._base, self._profile.health.path, self._until()), self._profile)
 
     async def stats(self) -> Stats:
-        """Every stats endpoint of the profile at once, merged."""
+        """Every stats endpoint of the profile at once, merged; of the first port that has them."""
         with self._alone("stats"):
-            sources = self._profile.stats
-            got = await asyncio.gather(*(self._get(self._stats_base, source.path) for source in sources))
-            read = [read_stats(one, source, self._profile) for one, source in zip(got, sources, strict=True)]
-            return join(read, sources)
+            got = await self._stats_replies()
+        sources = self._profile.stats
+        rows = [
+            [read_stats(one, source, self._profile) for one, source in zip(replies, sources, strict=True)]
+            for replies in got.values()
+        ]
+        self.notes = tuple(row.note for row in rows[0] if isinstance(row, StatsRow) and row.note)
+        read = [join(row, sources) for row in rows]
+        if len(read) == 1:
+            return read[0]
+        whys = [f"port {urlsplit(base).port}: {one.why}" for base, one in zip(got, read, strict=True)]
+        worst = next((one for one in read if one.answer == "bad"), read[0])
+        return msgspec.structs.replace(worst, why="; ".join(whys))
 
     async def bodies(self) -> tuple[Reply | Fault, ...]:
         """What health and each stats endpoint answer, raw, in the profile's order, health first (for a capture)."""
         with self._alone("bodies"):
-            asked = [(self._base, self._profile.health.path)]
-            asked += [(self._stats_base, source.path) for source in self._profile.stats]
-            return tuple(await asyncio.gather(*(self._get(base, path) for base, path in asked)))
+            asked = self._get(self._base, self._profile.health.path, self._until())
+            health, got = await asyncio.gather(asked, self._stats_replies())
+            return (health, *list(got.values())[-1])
+
+    @property
+    def stats_port(self) -> int | None:
+        """The port whose stats count now."""
+        return urlsplit(self._stats_bases[0]).port
+
+    def disown(self, port: int) -> None:
+        """The stats of `port` are not the server's: another port, if there is one, is asked first from now on."""
+        self._stats_bases.sort(key=lambda base: urlsplit(base).port == port)
+
+    async def _stats_replies(self) -> dict[str, tuple[Reply | Fault, ...]]:
+        """Base URL -> what its endpoints answer: the one that has them, or all where none has."""
+        until, found = self._until(), dict[str, tuple[Reply | Fault, ...]]()
+        for base in self._stats_bases:
+            asked = [self._get(base, source.path, until) for source in self._profile.stats]
+            found[base] = tuple(await asyncio.gather(*asked))
+            if not elsewhere(found[base]):
+                self._stats_bases.remove(base)
+                self._stats_bases.insert(0, base)
+                return {base: found[base]}
+        return found
+
+    def _until(self) -> float:
+        return asyncio.get_running_loop().time() + self._deadline_s
 
     async def canary(self, deadline_s: float) -> Done:
         """One bounded request. `token`: content came; `none`: none did within `deadline_s` seconds; `inconclusive`: the
@@ -190,14 +156,14 @@ class Prober:
         finally:
             self._outstanding.discard(kind)
 
-    async def _get(self, base: str, path: str) -> Reply | Fault:
+    async def _get(self, base: str, path: str, until: float) -> Reply | Fault:
         began, code = time.monotonic(), None
 
         def fault(kind: Literal["timeout", "refused", "bad"], why: str) -> Fault:
             return Fault(path=path, kind=kind, why=why, latency_s=time.monotonic() - began, code=code)
 
         try:
-            async with asyncio.timeout(self._deadline_s), self._client.stream("GET", base + path) as response:
+            async with asyncio.timeout_at(until), self._client.stream("GET", base + path) as response:
                 code = response.status_code
                 body = b"".join([part async for part in _parts(response, path)])
         except TimeoutError:

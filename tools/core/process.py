@@ -1,4 +1,5 @@
-"""What the threads of a process do, from /proc: state, where they sleep, CPU and run-queue time, open GPU devices.
+"""What the threads of a process do, from /proc: state, where they sleep, CPU and run-queue time, open GPU devices;
+beside it what it read from disk, and what the kernel moved to compact memory.
 
 A process or thread that vanishes while it is read is left out. CpuWatch turns two samples into what a poll carries.
 Blind to: work done for a process elsewhere (a GPU, a kernel thread), and a thread that lived between two samples.
@@ -7,6 +8,7 @@ Blind to: work done for a process elsewhere (a GPU, a kernel thread), and a thre
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
@@ -26,6 +28,7 @@ GPU_PREFIXES = ("/dev/nvidia", "/dev/dri/renderD", "/dev/kfd", "/dev/accel", "/d
 PROC = Path("/proc")
 _TICK_S = 1.0 / os.sysconf("SC_CLK_TCK")
 _DEAD = "ZXx"
+VMSTAT_BYTES = 65_536  # /proc/vmstat is some 5,000
 
 
 class Thread(msgspec.Struct, frozen=True, kw_only=True):
@@ -92,13 +95,16 @@ class CpuWatch:
     def __init__(self) -> None:
         self._t = 0.0
         self._before: dict[tuple[int, int], Thread] = {}
+        self._read: dict[tuple[int, int], int] = {}
+        self._moved: int | None = None
 
     def sample(self, pids: Iterable[int], t: float) -> HostSeen:
         """What the threads of `pids` did since the sample before; `t` is now, seconds on BOOTTIME: the moment of this
         very call, or a share of its lateness goes into every thread's.
 
         `hot` counts threads with (run + wait)/wall >= HOT_SHARE; one that is new (by tid and start) is not counted.
-        `hot` and `cpu_s` are None where no thread was seen before or no time passed.
+        `hot` and `cpu_s` are None where no thread was seen before or no time passed; `read_mb` (1e6 bytes) where a
+        process's I/O is not ours to read or none was seen before; `compacted` at the first sample.
         """
         pids = tuple(pids)
         found = [thread for pid in pids for thread in threads(pid, detail=False)]
@@ -108,12 +114,23 @@ class CpuWatch:
         pairs = [(thread, before[key]) for key, thread in now.items() if key in before]
         d_tids = tuple(sorted(thread.tid for thread in found if thread.state == "D"))
         gpu = gpu_open(pids)
+        read_mb, compacted = self._disk(pids), self._compacted()
         if not pairs or wall <= 0:
-            return HostSeen(d_tids=d_tids, gpu=gpu)
+            return HostSeen(d_tids=d_tids, gpu=gpu, read_mb=read_mb, compacted=compacted)
         hot = sum(comparable(a, b) and b.busy_s - a.busy_s >= HOT_SHARE * wall for b, a in pairs)
         cpu_s = sum(max(0.0, b.cpu_s - a.cpu_s) for b, a in pairs if comparable(a, b))
         cpu_s += sum(thread.cpu_s for key, thread in now.items() if key not in before)
-        return HostSeen(hot=hot, cpu_s=round(cpu_s, 3), d_tids=d_tids, gpu=gpu)
+        return HostSeen(hot=hot, cpu_s=round(cpu_s, 3), d_tids=d_tids, gpu=gpu, read_mb=read_mb, compacted=compacted)
+
+    def _disk(self, pids: Iterable[int]) -> float | None:
+        now = {(pid, start): read_bytes(pid) for pid in pids if (start := start_ticks(pid)) is not None}
+        before, self._read = self._read, {key: value for key, value in now.items() if value is not None}
+        deltas = [value - before[key] for key, value in self._read.items() if key in before]
+        return round(sum(deltas) / 1e6, 3) if deltas and None not in now.values() else None
+
+    def _compacted(self) -> int | None:
+        before, self._moved = self._moved, pages_moved()
+        return None if before is None or self._moved is None else self._moved - before
 
 
 def comparable(a: Thread, b: Thread) -> bool:
@@ -178,6 +195,19 @@ def open_files(pid: int | str) -> Iterator[str]:
             continue  # closed meanwhile
 
 
+def read_bytes(pid: int) -> int | None:
+    """Bytes that `pid` had fetched from a disk so far (page cache hits are none); None: gone, or not ours to read."""
+    found = re.search(rb"^read_bytes: (\d+)$", _read(f"{PROC}/{pid}/io") or b"", re.M)
+    return int(found[1]) if found else None
+
+
+def pages_moved() -> int | None:
+    """Pages that the kernel migrated since boot (pgmigrate_success): compaction's, and where there are several memory
+    nodes those of their balancing too. None where it keeps no such counter."""
+    found = re.search(rb"^pgmigrate_success (\d+)$", _read(f"{PROC}/vmstat", VMSTAT_BYTES) or b"", re.M)
+    return int(found[1]) if found else None
+
+
 def start_ticks(pid: int) -> int | None:
     """When `pid` started, in clock ticks since boot; None if there is no such process. A pid is itself only with it."""
     line = _read(f"{PROC}/{pid}/stat")
@@ -199,14 +229,14 @@ def alive(pid: int, ticks: int) -> bool:
     return stat.start == ticks and stat.state not in _DEAD
 
 
-def _read(path: str) -> bytes | None:
-    """One /proc file; None if it is gone, or not ours to read."""
+def _read(path: str, most: int = 4096) -> bytes | None:
+    """One /proc file, its first `most` bytes; None if it is gone, or not ours to read."""
     try:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     except OSError:
         return None
     try:
-        return os.read(fd, 4096)
+        return os.read(fd, most)
     except OSError:
         return None
     finally:

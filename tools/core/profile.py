@@ -26,6 +26,9 @@ from inferops.core.reading import (
     LineKind,
     Pattern,
     Profile,
+    RequestRow,
+    Requests,
+    RequestSample,
     StatsRow,
     StatsSample,
     StatsSource,
@@ -45,6 +48,9 @@ __all__ = [
     "LineKind",
     "Pattern",
     "Profile",
+    "RequestRow",
+    "RequestSample",
+    "Requests",
     "StatsRow",
     "StatsSample",
     "StatsSource",
@@ -101,6 +107,8 @@ def loads(text: str, name: str) -> Profile:
             _check_pattern(profile, kind, index, item, where)
     for index, source in enumerate(profile.stats):
         _check_source(source, index, where)
+    if profile.requests is not None:
+        _check_requests(profile.requests, where)
     _check_canary(profile.canary, where)
     return profile
 
@@ -168,10 +176,27 @@ def _check_source(source: StatsSource, index: int, where: Where) -> None:
             row = source.read(sample.body, "sample")
         except InferopsError as error:
             raise _refusal(where, (*keys, "samples", i), str(error)) from None
-        gives = msgspec.to_builtins(row)
-        wanted = {"active": None, "queued": None, "free_slots": None, "counters": {}} | sample.gives
-        if gives != wanted:
-            raise _refusal(where, (*keys, "samples", i), f"expected {wanted}, got {gives}")
+        if (gives := plainly(row)) != sample.gives:
+            raise _refusal(where, (*keys, "samples", i), f"expected {sample.gives}, got {gives}")
+
+
+def _check_requests(requests: Requests, where: Where) -> None:
+    jq.compile(requests.jq, f"{where(('requests', 'jq'))}: requests.jq")
+    for i, sample in enumerate(requests.samples):
+        keys: Keys = ("requests", "samples", i)
+        try:
+            row = requests.read(finite.loads(sample.record, "sample"))
+        except InferopsError as error:
+            raise _refusal(where, keys, str(error)) from None
+        gives = {} if row is None else plainly(row)
+        if gives != sample.gives:
+            raise _refusal(where, keys, f"expected {sample.gives}, got {gives}")
+
+
+def plainly(row: StatsRow | RequestRow) -> dict[str, Any]:
+    """Keys and values of a row, without those of which it says nothing; as in TOML."""
+    pairs = {key: value for key, value in msgspec.to_builtins(row).items() if value not in (None, {}, ())}
+    return {key: list(value) if isinstance(value, tuple) else value for key, value in pairs.items()}
 
 
 def _check_canary(canary: Canary, where: Where) -> None:

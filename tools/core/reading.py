@@ -1,5 +1,5 @@
-"""What an engine profile holds, and how an answer, a stats body or a log line is read by it. The files are read and
-checked in profile.py."""
+"""What an engine profile holds, and how an answer, a stats body, a log line or a request-log record is read by it. The
+files are read and checked in profile.py."""
 
 from __future__ import annotations
 
@@ -15,9 +15,12 @@ from inferops.core import finite, jq, promtext
 from inferops.core.poll import HealthAnswer, Stats
 from inferops.core.verdict import BlindError, escape
 
-LineKind = Literal["progress", "ready", "fatal", "own", "other"]
-KINDS: tuple[LineKind, ...] = ("own", "fatal", "progress", "ready")  # the order in which a line is asked
+LineKind = Literal["progress", "working", "ready", "fatal", "failed", "own", "other"]
+# the order in which a line is asked
+KINDS: tuple[LineKind, ...] = ("own", "fatal", "failed", "progress", "working", "ready")
+EndKind = Literal["start", "done", "failed", "other"]
 MAX_LINE_CHARS = 4096  # of a log line; what tells its kind stands at its start
+MAX_NOTE_CHARS = 200  # of what a stats program says to people: names that the server chose
 
 _SGR = re.compile(r"\x1b\[[0-9;]{0,16}m")  # llama-server --log-colors on puts them around the time and the level
 
@@ -27,6 +30,8 @@ class _Part(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 Seconds = Annotated[float, Meta(gt=0, le=86_400)]
+Count = Annotated[int, Meta(ge=0)]
+Name = Annotated[str, Meta(min_length=1, max_length=200)]
 UrlPath = Annotated[str, Meta(pattern=r"^/[!-~]{0,200}$")]
 
 
@@ -60,12 +65,23 @@ class StatsSample(_Part, frozen=True, kw_only=True):
 
 
 class StatsRow(_Part, frozen=True, kw_only=True):
-    """What one endpoint said. None: it says nothing about that. Counters move up only when the engine works."""
+    """What one endpoint said, in the words of poll.Stats. None: it says nothing about that. Counters move up only when
+    the engine works. `note`: for people, what in the answer this profile does not know."""
 
-    active: Annotated[int, Meta(ge=0)] | None = None
-    queued: Annotated[int, Meta(ge=0)] | None = None
-    free_slots: Annotated[int, Meta(ge=0)] | None = None
+    active: Count | None = None
+    queued: Count | None = None
+    stuck: Count | None = None
+    free_slots: Count | None = None
     counters: dict[str, float | None] = {}
+    open: Count | None = None
+    ended: Count | None = None
+    generated: Annotated[float, Meta(ge=0)] | None = None
+    tasks: tuple[str, ...] = ()
+    instance: Name | None = None
+    note: str | None = None
+
+
+GAUGES = ("active", "queued", "stuck", "free_slots", "open", "ended", "generated")
 
 
 class StatsSource(_Part, frozen=True, kw_only=True):
@@ -97,9 +113,10 @@ class StatsSource(_Part, frozen=True, kw_only=True):
         except msgspec.ValidationError as error:
             raise BlindError(f"{what}: not the stats this profile expects: {escape(str(error))}") from None
         counters = {name: value for name, value in found.counters.items() if value is not None}
-        if not counters and found.active is None and found.queued is None and found.free_slots is None:
+        if not counters and all(getattr(found, name) is None for name in GAUGES):
             raise BlindError(f"{what}: nothing in it that this profile knows", "is it the stats path of this engine?")
-        return msgspec.structs.replace(found, counters=counters)
+        note = None if found.note is None else escape(found.note)[:MAX_NOTE_CHARS]
+        return msgspec.structs.replace(found, counters=counters, note=note)
 
 
 class Pattern(_Part, frozen=True, kw_only=True):
@@ -112,15 +129,58 @@ class Pattern(_Part, frozen=True, kw_only=True):
 
 
 class Journal(_Part, frozen=True, kw_only=True):
+    """Lines by kind. `working`: a queue is being worked though no token moves (an arrival is none); `failed`: a request
+    ended in a server's error, a 5xx (a client's error is none)."""
+
     progress: Annotated[tuple[Pattern, ...], Meta(min_length=1)]
+    working: tuple[Pattern, ...] = ()
     ready: tuple[Pattern, ...] = ()
     fatal: tuple[Pattern, ...] = ()
+    failed: tuple[Pattern, ...] = ()
     own: tuple[Pattern, ...] = ()
 
     def of(self, kind: LineKind) -> tuple[Pattern, ...]:
         """The patterns of one kind; other lines have none."""
-        kinds = {"own": self.own, "fatal": self.fatal, "progress": self.progress, "ready": self.ready}
-        return kinds.get(kind, ())
+        found: tuple[Pattern, ...] = () if kind == "other" else getattr(self, kind)
+        return found
+
+
+class RequestRow(_Part, frozen=True, kw_only=True):
+    """What one record of the request log says. `kind` None: nothing of a request, only that its `instance` writes;
+    `t_ms`: Unix time in ms."""
+
+    instance: Name | None = None
+    id: Name | None = None
+    kind: EndKind | None = None
+    tokens: Count | None = None
+    t_ms: float | None = None
+
+
+class RequestSample(_Part, frozen=True, kw_only=True):
+    """A record of the log, and what it is read as: keys and values of a RequestRow; none where it is passed over."""
+
+    record: str
+    gives: dict[str, Any]
+
+
+class Requests(_Part, frozen=True, kw_only=True):
+    """How to read the engine's request log, JSON Lines: `jq` maps a record to a RequestRow object, {} or null to pass
+    it over."""
+
+    jq: str
+    samples: Annotated[tuple[RequestSample, ...], Meta(min_length=1)]
+
+    def read(self, record: object) -> RequestRow | None:
+        """One record, None where it is passed over. An end without a token is no `done`. Raises BlindError, one clear
+        line, where the program fails on it or gives another shape."""
+        row = jq.compile(self.jq, "requests.jq").first(record)
+        if row is None or row == {}:
+            return None
+        try:
+            found = msgspec.convert(row, RequestRow)
+        except msgspec.ValidationError as error:
+            raise BlindError(f"not a record that this profile expects: {escape(str(error))}") from None
+        return msgspec.structs.replace(found, kind="other") if found.kind == "done" and not found.tokens else found
 
 
 class Canary(_Part, frozen=True, kw_only=True):
@@ -141,20 +201,24 @@ class Canary(_Part, frozen=True, kw_only=True):
 
 
 class Profile(_Part, frozen=True, kw_only=True):
-    """One engine. Times in seconds; `stall_why` and the whys are for people."""
+    """One engine. Times in seconds; `stall_why` and the whys are for people. `counters_move_in_prefill`: in any healthy
+    work, however long, one counter at least moves; `stats_port`: where the stats are if no setting says."""
 
     name: Annotated[str, Meta(pattern=r"^[a-z0-9][a-z0-9.-]{0,40}$")]
     stall_min_s: Seconds
     stall_why: Annotated[str, Meta(min_length=1)]
     slowest_cadence_s: Seconds
     cpu_is_evidence: bool
+    counters_move_in_prefill: bool
     health: Health
+    stats_port: Annotated[int, Meta(ge=1, le=65_535)] | None = None
     stats: tuple[StatsSource, ...]
     journal: Journal
+    requests: Requests | None = None
     canary: Canary
 
     def journal_kind(self, line: str) -> LineKind:
-        """Which kind of line this message is: own (our probing causes it) | fatal | progress | ready | other."""
+        """Which kind of line this message is: own (our probing causes it) | fatal | … | other, the first of KINDS."""
         text = without_colour(line)
         for kind in KINDS:
             if any(regex(item.pattern).search(text) for item in self.journal.of(kind)):
@@ -163,15 +227,17 @@ class Profile(_Part, frozen=True, kw_only=True):
 
 
 def merge(rows: Sequence[StatsRow]) -> Stats:
-    """The rows of all endpoints of one poll as one Stats; where two say the same thing, the first counts."""
+    """The rows of all endpoints of one poll as one Stats, their notes as its `why`; where two say the same thing, the
+    first counts."""
 
-    def first(name: str) -> int | None:
-        return next((value for row in rows if (value := getattr(row, name)) is not None), None)
+    def first(name: str) -> Any:
+        return next((value for row in rows if (value := getattr(row, name)) not in (None, ())), None)
 
     counters = {key: value for row in reversed(rows) for key, value in row.counters.items() if value is not None}
     return Stats(
-        answer="ok", active=first("active"), queued=first("queued"), free_slots=first("free_slots"), counters=counters
-    )
+        answer="ok", counters=counters, tasks=first("tasks") or (), instance=first("instance"),
+        why="; ".join(row.note for row in rows if row.note), **{name: first(name) for name in GAUGES},
+    )  # fmt: skip
 
 
 def without_colour(line: str) -> str:

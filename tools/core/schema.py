@@ -26,7 +26,10 @@ class Live(_Table, frozen=True, kw_only=True):
     unit: Annotated[str, Meta(min_length=1, max_length=255, description="the systemd unit that serves people")]
     engine: Annotated[Text, Meta(description="engine profile: a built-in name, or the path of a .toml")] = "llama-cpp"
     url: Annotated[Text, Meta(description="its base URL, with the port")] = "http://127.0.0.1:8080"
-    stats_url: Annotated[Text | None, Meta(description="base URL of its stats, where they are elsewhere [the url]")] = (
+    stats_url: Annotated[
+        Text | None, Meta(description="base URL of its stats, elsewhere [the profile's port, then the url]")
+    ] = None
+    request_log: Annotated[Text | None, Meta(description="the engine's request log, JSON Lines, if it writes one")] = (
         None
     )
     api_key_file: Annotated[Text | None, Meta(description="file that holds the API key, not readable by others")] = None
@@ -49,6 +52,16 @@ class Sentinel(_Table, frozen=True, kw_only=True):
     cpu_only_max_s: Annotated[
         float, Meta(gt=0, le=_MAX_S, description="seconds for which hot threads alone count as progress")
     ] = 3600.0
+    relief_max_s: Annotated[
+        float, Meta(gt=0, le=_MAX_S, description="seconds for which lines of a worked queue alone count as progress")
+    ] = 600.0
+    request_max_s: Annotated[
+        float, Meta(gt=0, le=_MAX_S, description="age in seconds at which a request is told as starved")
+    ] = 900.0
+    idle_canary_s: Annotated[
+        Annotated[float, Meta(ge=60, le=_MAX_S)] | None,
+        Meta(description="seconds between two canaries on an idle-looking server [off]"),
+    ] = None
     look_polls: Annotated[int, Meta(ge=1, le=100, description="polls to look again before the next step")] = 2
     canary: Annotated[
         bool, Meta(description="send one bounded request before a restart, where the profile allows it")

@@ -222,6 +222,7 @@ def _absolute(settings: Settings, origin: Origin, path: Path | None, cwd: Path) 
     engine = place("live.engine", live.engine) if profiles.is_path(live.engine) else live.engine
     live = msgspec.structs.replace(
         live, unit=unit, engine=engine, api_key_file=place("live.api_key_file", live.api_key_file),
+        request_log=place("live.request_log", live.request_log),
         url=_url(live.url, "live.url", origin), stats_url=_url(live.stats_url, "live.stats_url", origin),
     )  # fmt: skip
     captures = msgspec.structs.replace(settings.captures, dir=place("captures.dir", settings.captures.dir))
@@ -267,6 +268,11 @@ def _check(settings: Settings, profile: Profile, origin: Origin) -> None:
             f"{said('sentinel.probe_deadline_s', sentinel.probe_deadline_s)}: expected less than "
             f"{said('sentinel.poll_s', sentinel.poll_s)}: a probe must end before the next poll",
             "shorten the deadline or poll less often",
+        )
+    if settings.live.request_log is not None and profile.requests is None:
+        raise UsageError(
+            f"{origin['live.request_log']}: live.request_log: profile {profile.name} does not say how to read one",
+            "leave it out, or add [requests] to a profile of your own",
         )
     if sentinel.stall_s < profile.stall_min_s:
         raise UsageError(
