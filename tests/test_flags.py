@@ -36,6 +36,7 @@ cpu_only_max_s = 3601.0
 relief_max_s = 601.0
 request_max_s = 901.0
 idle_canary_s = 61.0
+kill_after_s = 33.0
 look_polls = 3
 canary = true
 canary_deadline_s = 21.0
@@ -64,6 +65,7 @@ FLAGS: dict[str, tuple[list[str], object]] = {
     "sentinel.relief_max_s": (["602"], 602.0),
     "sentinel.request_max_s": (["902"], 902.0),
     "sentinel.idle_canary_s": (["62"], 62.0),
+    "sentinel.kill_after_s": (["62"], 62.0),
     "sentinel.look_polls": (["4"], 4),
     "sentinel.canary": ([], False),
     "sentinel.canary_deadline_s": (["22"], 22.0),

@@ -68,6 +68,7 @@ SAMPLES: dict[str, tuple[str, object]] = {  # key -> its text in a variable, its
     "sentinel.poll_s": ("6.5", 6.5), "sentinel.probe_deadline_s": ("1", 1.0), "sentinel.stall_s": ("151", 151.0),
     "live.request_log": ("/var/log/r.jsonl", "/var/log/r.jsonl"), "sentinel.relief_max_s": ("601", 601.0),
     "sentinel.request_max_s": ("901", 901.0), "sentinel.idle_canary_s": ("60", 60.0),
+    "sentinel.kill_after_s": ("30", 30.0),
     "sentinel.load_max_s": ("9e2", 900.0), "sentinel.cpu_only_max_s": ("5", 5.0), "sentinel.look_polls": ("3", 3),
     "sentinel.canary": ("false", False), "sentinel.canary_deadline_s": ("7", 7.0), "sentinel.stacks": ("no", False),
     "sentinel.stacks_deadline_s": ("8", 8.0), "sentinel.capture_gap_s": ("0", 0.0),

@@ -17,7 +17,7 @@ from typing import Any
 import msgspec
 import psutil
 
-from inferops.core import capturing, unit
+from inferops.core import capturing, process, unit
 from inferops.core.budget import Budget
 from inferops.core.lock import Lock, holder
 from inferops.core.lookout import boottime
@@ -29,6 +29,7 @@ from inferops.core.turn import Action, State
 from inferops.core.verdict import InferopsError
 
 RESTART_SLACK_S = 30.0  # over what the unit's own stop and start may take, before we say that the job hangs
+KILL_S = 5.0  # for systemctl to take a signal
 LET_GO_S = 5.0  # for a systemctl that is asked to end; its job goes on in systemd
 OLDER_MAX_S = 2 * capturing.END_GRACE_S + LET_GO_S  # a cancelled action that takes longer hangs in the kernel
 
@@ -141,17 +142,32 @@ class Acting:
                 return failed(f"main pid is {before.main_pid} now, not the one that was judged: not restarted")
             self.budget.spend(before.main_pid, time.time())
             deadline = (before.timeout_stop_s or 3600.0) + self.settings.load_max_s + RESTART_SLACK_S
+            killer = self._run(self._kill_late(before.main_pid))
             try:
                 await self._systemctl(deadline)
                 after = await asyncio.to_thread(unit.show, self.unit)
             except InferopsError as e:
                 self._settle("failed")
                 return failed(str(e))
+            finally:
+                killer.cancel()
             if after.main_pid in (0, before.main_pid):
                 self._settle("failed")
                 return failed(f"main pid is {after.main_pid} after it")
             self._settle("ok")
             return Done(kind="restart", result="ok", t=boottime())
+
+    async def _kill_late(self, pid: int) -> None:
+        """Where asked for: SIGKILL to a unit that still stops after `kill_after_s`, unless a thread of it is in D state:
+        no signal reaches that, and a killed process would leave its driver holding the memory."""
+        if self.settings.kill_after_s is None:
+            return
+        await asyncio.sleep(self.settings.kill_after_s)
+        with contextlib.suppress(InferopsError):  # then its TimeoutStopSec stands
+            now = await asyncio.to_thread(unit.show, self.unit)
+            threads = [t for p in unit.pids(now.control_group) for t in process.threads(p, False)]
+            if now.main_pid == pid and now.active == "deactivating" and not any(t.state == "D" for t in threads):
+                await asyncio.to_thread(unit.kill, self.unit, KILL_S)
 
     def _settle(self, result: str) -> None:
         """Not where the end is our own: a systemctl that was stopped with us says nothing about the restart."""

@@ -72,6 +72,10 @@ class Sentinel(_Table, frozen=True, kw_only=True):
     ] = None
     stacks: Annotated[bool, Meta(description="take stacks with gdb before a restart")] = True
     stacks_deadline_s: Annotated[float, Meta(gt=0, le=3600.0, description="seconds gdb may hold the server")] = 20.0
+    kill_after_s: Annotated[
+        Annotated[float, Meta(gt=0, le=_MAX_S)] | None,
+        Meta(description="seconds a wedged unit may take to stop until it gets SIGKILL [its TimeoutStopSec]"),
+    ] = None
     capture_gap_s: Annotated[
         float, Meta(ge=0, le=3600.0, description="seconds between a capture's two looks at /proc")
     ] = 5.0

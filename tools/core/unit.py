@@ -113,6 +113,14 @@ def stop(name: str, deadline_s: float) -> None:
     _job("stop", name, deadline_s)
 
 
+def kill(name: str, deadline_s: float) -> None:
+    """Sends SIGKILL to every process of the unit, through systemd: it knows which are the unit's. Raises as `restart`."""
+    name = full_name(name)
+    done = _systemctl("--no-ask-password", "kill", "--signal=KILL", "--", name, deadline_s=deadline_s)
+    if done.returncode != 0:
+        raise InferopsError(f"kill of {name}: {words(done.stderr)}", f"journalctl -u {name} -n 20")
+
+
 def _job(verb: str, name: str, deadline_s: float) -> None:
     name = full_name(name)
     try:
