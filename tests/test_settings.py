@@ -130,7 +130,9 @@ def test_the_systems_file_is_the_last_resort(tmp_path: Path, monkeypatch: pytest
 def test_relative_paths_count_from_the_file_or_from_here(tmp_path: Path) -> None:
     deep = tmp_path / "deep"
     deep.mkdir()
-    (tmp_path / "inferops.toml").write_text(PLAIN + 'engine = "ninfer"\napi_key_file = "key"\nrequest_log = "r.jsonl"\n[captures]\ndir = "kept"\n')
+    (tmp_path / "inferops.toml").write_text(
+        PLAIN + 'engine = "ninfer"\napi_key_file = "key"\nrequest_log = "r.jsonl"\n[captures]\ndir = "kept"\n'
+    )
     settings = load(environ={"INFEROPS_CAPTURES_DIR": "mine"}, cwd=deep).settings
     assert settings.live.api_key_file == f"{tmp_path}/key"
     assert settings.live.request_log == f"{tmp_path}/r.jsonl"
