@@ -21,12 +21,18 @@ COMMANDS: dict[str, Row] = {
     "sentinel": ("inferops.cli:SENTINEL", "watch the live server, and undo a wedge"),
     "capture": ("inferops.ops.capture:main", "save what a wedged server can still tell, before it is restarted"),
     "settings": ("inferops.ops.settings:main", "the resolved settings, and where each value came from"),
+    "sim": ("inferops.cli:SIM", "a simulated server to try all this on, broken on demand"),
     "load": ("inferops.load.drive:main", "drive requests at a server, and report what came back"),
 }
 SENTINEL_COMMANDS: dict[str, Row] = {
     "run": ("inferops.ops.sentinel:main", "watch the live server until told to stop"),
     "replay": ("inferops.ops.sentinel_replay:main", "replay a tape of recorded polls through the policy"),
     "rearm": ("inferops.ops.sentinel_rearm:main", "allow restarts again after the budget latched"),
+}
+SIM_COMMANDS: dict[str, Row] = {
+    "serve": ("inferops.sim.serve:main", "serve as NInfer does, until told to stop"),
+    "fault": ("inferops.sim.fault:main", "break a running simulator, or mend it"),
+    "faults": ("inferops.sim.fault:faults", "what can be broken, and what each fault imitates"),
 }
 EXITS = "Exit: 0 holds, 1 found something wrong, 2 usage, 3 could not look, 4 refused, 130 or 143 interrupted."
 
@@ -93,6 +99,7 @@ VERSION = click.Option(
     ["--version"], is_flag=True, is_eager=True, expose_value=False, callback=_version, help="The version."
 )
 SENTINEL = Table("sentinel", SENTINEL_COMMANDS, params=[VERSION], help=COMMANDS["sentinel"][1], epilog=EXITS)
+SIM = Table("sim", SIM_COMMANDS, help=COMMANDS["sim"][1], epilog=EXITS)
 INFEROPS = Table(
     "inferops",
     COMMANDS,

@@ -52,20 +52,20 @@ def scares(sim: Sim, sentinel: SentinelUnit, line: Timeline) -> None:
     check(now["counters"] == was, "a counter moved in mid-prefill")
     ttft = slow.first(60)
     check(not slow.end(60).error, slow.error)
-    left_alone(f"cold prefill left alone, TTFT {ttft:.1f} s", "/stats: counters flat; journal: rate lines")
+    left_alone(f"cold prefill left alone, TTFT {ttft:.1f} s", "/stats: counters flat")
 
     line.now(f"the engine holds /stats for {SCARY_S:.0f} s while it works")
-    sim.fault("stats-held", "--for", str(SCARY_S))
+    sim.fault("stats-held", f"seconds={SCARY_S:g}")
     busy = sim.stream("count", 400)
     time.sleep(SCARY_S)
     check(not busy.end(60).error, busy.error)
     left_alone("/stats unanswered in mid-answer, left alone", f"held for {SCARY_S:.0f} s")
 
     line.now(f"a request waits {SCARY_S:.0f} s while the engine frees pages for it")
-    sim.fault("page-relief", "--for", str(SCARY_S))
+    sim.fault("page-relief", f"seconds={SCARY_S:g}", "every=1.5")
     waited = sim.stream("page", 8).first(60)
     check(waited >= SCARY_S * 0.8, f"it waited {waited:.1f} s only")
-    left_alone(f"queue worked by page relief, TTFT {waited:.1f} s", "journal: [relief-kv] lines, rates zero")
+    left_alone(f"queue worked by page relief, TTFT {waited:.1f} s", "journal: [relief-kv] lines")
 
 
 def wedge(sim: Sim, sentinel: SentinelUnit, line: Timeline) -> None:

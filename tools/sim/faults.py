@@ -12,7 +12,8 @@ from inferops.sim import said
 if TYPE_CHECKING:
     from inferops.sim.model import Model
 
-Kind = Literal["A", "B", "C", "D", "E", "F", "G", "STARVED", "CRASHLOOP", "DEAD", "LOADING", "healthy", "other"]
+Kind = Literal["A", "B", "C", "D", "E", "F", "G", "STARVED", "CRASHLOOP", "DEAD", "LOADING", "healthy", "-"]
+RELIEF_EVERY_S = 15.0  # between two rounds of freed pages: the request that was admitted after 112 s saw eight
 CRASH_AFTER_S = 1.0  # of its start: time enough to be seen ready
 
 
@@ -36,6 +37,7 @@ class Broken:
     failing: float = 0.0
     relief_t: float = math.inf
     relief_until: float = -math.inf
+    relief_every_s: float = RELIEF_EVERY_S
     slow_prefill_s: float = 0.0
     stale: dict[str, int] | None = None
     runaway: bool = False
@@ -49,8 +51,8 @@ class Broken:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fault:
-    """`kind`: the class it is of, or healthy (scary, and to be left alone); `args`: name -> what it is if not given;
-    `next_start`: it shows when the server starts the next time."""
+    """`kind`: the class it is of, healthy (scary, to be left alone), or - (no wedge: a line or an answer says it);
+    `args`: name -> what it is if not given; `next_start`: it shows when the server starts the next time."""
 
     kind: Kind
     imitates: str
@@ -77,8 +79,12 @@ def _unavailable(m: Model) -> None:
     m.fail_all("engine unavailable", 503)
 
 
-def _page_relief(m: Model, seconds: float) -> None:
-    m.broken.relief_t, m.broken.relief_until = m.t, m.t + seconds
+def _page_relief(m: Model, seconds: float, every: float) -> None:
+    m.broken.relief_t, m.broken.relief_until, m.broken.relief_every_s = m.t, m.t + seconds, max(every, 0.1)
+
+
+def _livelock(m: Model, every: float) -> None:
+    _page_relief(m, math.inf, every)
 
 
 def _held(name: str) -> Callable[..., None]:
@@ -147,8 +153,8 @@ FAULTS: dict[str, Fault] = {
     "queue-wedge": Fault(
         kind="A", imitates="requests wait and an idle engine takes none of them", apply=_sets(no_admission=True)),
     "relief-livelock": Fault(
-        kind="A", imitates="pages are freed for a request that is never admitted", apply=_page_relief,
-        args={"seconds": math.inf}),
+        kind="A", imitates="pages are freed for a request that is never admitted", apply=_livelock,
+        args={"every": RELIEF_EVERY_S}),
     "materializing-wedge": Fault(
         kind="B", imitates="a request sticks between queue and engine, nothing runs", apply=_sets(sticks=True)),
     "decode-wedge": Fault(
@@ -177,7 +183,7 @@ FAULTS: dict[str, Fault] = {
         args={"seconds": 30.0}),
     "page-relief": Fault(
         kind="healthy", imitates="the queue waits while pages are freed, then it is admitted", apply=_page_relief,
-        args={"seconds": 112.0}),
+        args={"seconds": 112.0, "every": RELIEF_EVERY_S}),
     "phantom": Fault(
         kind="healthy", imitates="all clients left at once: gauges stay until the next token", apply=_phantom,
         args={"running": 106.0, "waiting": 15.0}),
@@ -186,21 +192,21 @@ FAULTS: dict[str, Fault] = {
     "oom": Fault(
         kind="healthy", imitates="out of memory, recovered, nothing left behind", apply=_recovery(OOM, 0, 0, 0)),
     "oom-residual": Fault(
-        kind="other", imitates="out of memory, recovered, pages left behind",
+        kind="-", imitates="out of memory, recovered, pages left behind",
         apply=_recovery(OOM, 1060, 1, 1_244_528_640)),
     "underflow": Fault(
-        kind="other", imitates="its books do not balance: WORKER RECOVER, pages left behind",
+        kind="-", imitates="its books do not balance: WORKER RECOVER, pages left behind",
         apply=_recovery(UNDERFLOW, 1059, 0, 0)),
     "contamination": Fault(
-        kind="other", imitates="answers carry words of another session", apply=_sets(mixes=True)),
+        kind="-", imitates="answers carry words of another session", apply=_sets(mixes=True)),
     "abort": Fault(kind="DEAD", imitates="SIGABRT in mid-work", apply=_dies("abort", 6, ABORT)),
     "exit-0": Fault(kind="DEAD", imitates="it ends with exit 0, its work lost", apply=_dies("exit", 0)),
     "slow-stop": Fault(
-        kind="other", imitates="a stop that unpins memory for minutes", apply=_slow_stop, args={"seconds": 60.0}),
+        kind="-", imitates="a stop that unpins memory for minutes", apply=_slow_stop, args={"seconds": 60.0}),
     "slow-load": Fault(
-        kind="LOADING", imitates="the next start takes minutes until it is ready", apply=_slow_load,
+        kind="LOADING", imitates="minutes until it is ready", apply=_slow_load,
         args={"seconds": 180.0}, next_start=True),
     "crash-loop": Fault(
-        kind="CRASHLOOP", imitates="it dies a second after each of its next starts", apply=_crash_loop,
+        kind="CRASHLOOP", imitates="it dies a second after each start", apply=_crash_loop,
         args={"times": 5.0}, next_start=True),
 }  # fmt: skip

@@ -13,7 +13,6 @@ if TYPE_CHECKING:
     from inferops.sim.model import Model
 
 DECODE_BESIDE_PREFILL = 0.5  # of the rate: a prefill takes its share of each step
-RELIEF_EVERY_S = 15.0  # between two rounds of freed pages: the request that was admitted after 112 s saw eight
 SOON_S = 1e-9
 
 
@@ -102,7 +101,7 @@ def _happen(m: Model) -> None:
         free = int(m.t) % 997
         m.say(f"[relief-kv] released 32 pages, free {free}, wanted {free + 640}")
         m.say(f"[admission] queued KV block head={m.queue[0].id} free={free}")
-        b.relief_t = m.t + RELIEF_EVERY_S
+        b.relief_t = m.t + b.relief_every_s
     if m.between is not None and not b.stuck and m.t >= (m.between.t_admit or 0.0) + m.config.materialize_s - SOON_S:
         _place(m, m.between)
     while _expires(m) and m.t - m.queue[0].t_submit >= m.config.queue_deadline_s - SOON_S:
