@@ -23,10 +23,10 @@ help: ## this list
 	@echo 'PYTHON=python3.12 VENV=.venv-3.12 picks an interpreter; LLAMA_SERVER=… MODEL=… use your own server and model.'
 
 setup: ## system packages and .venv/bin/inferops; nothing to do takes no time
-	@tools/setup.sh dev
+	@tools/setup.sh dev sim
 
 setup-engine:
-	@tools/setup.sh dev engine
+	@tools/setup.sh dev sim engine
 
 rights:
 	@tools/setup.sh rights $(MAKECMDGOALS)

@@ -17,7 +17,7 @@ for version in "${supported[@]}"; do
   python=$(find_python "$version")
   if [ -z "$python" ]; then absent+=("$version"); continue; fi
   echo "test-other: $version ($python)"
-  PYTHON=$python VENV=.venv-$version tools/setup.sh dev
+  PYTHON=$python VENV=.venv-$version tools/setup.sh dev sim
   ".venv-$version/bin/python" -m pytest tests -m 'not box and not engine' -q
   ran+=("$version")
 done

@@ -64,7 +64,7 @@ def test_every_command_is_there_and_has_help_for_itself_and_its_options(command:
         (["sentinle"], "inferops: no such command: sentinle  -> did you mean sentinel? (inferops --help)"),
         (
             ["\x1b[31m"],
-            "inferops: no such command: \\x1b[31m  -> one of: sentinel, capture, settings, load (inferops --help)",
+            "inferops: no such command: \\x1b[31m  -> one of: sentinel, capture, settings, sim, load (inferops --help)",
         ),
         (["--nope"], "inferops: No such option '--nope'.  -> inferops --help"),
         (["sentinel"], "inferops sentinel: Missing command.  -> inferops sentinel --help"),

@@ -66,8 +66,8 @@ def test_the_event_table_is_the_code() -> None:
     assert set(rows) == set(MESSAGE_IDS)
     assert set(PRIORITIES) == {"alert", "warn", "note"}
     assert len(set(MESSAGE_IDS.values())) == len(MESSAGE_IDS)
-    policy = "".join((ROOT / "tools" / p).read_text() for p in ("core/wedge.py", "core/armed.py", "ops/sentinel.py"))
-    told = set(re.findall(r"(?:tell\(|Event\()\s*\"([A-Z]+)\", \"(\w+)\"", policy))
+    policy = "".join((ROOT / "tools" / p).read_text() for p in ("core/wedge.py", "core/armed.py", "core/binding.py", "core/lasting.py", "core/idle.py", "ops/sentinel.py"))
+    told = set(re.findall(r"(?:tell\(|Event\()\s*\"([A-Z]+)\",\s*\"(\w+)\"", policy))
     for kind, level in told:
         assert level in rows[kind], f"{kind} is told as {level}, the table says {rows[kind]}"
 
@@ -92,7 +92,7 @@ def test_links_and_files_named_in_a_page_exist(page: Path) -> None:
 
 
 def test_the_readme_shows_the_demos_own_lines() -> None:
-    demo = text("tests/system/demo.py")
+    demo = text("tests/system/demo.py") + text("tests/system/timeline.py")
     shown = re.findall(r"^ *[\d.]+ s  ok  (.*?)(?:  .*)?$", text("README.md"), re.M)
     assert len(shown) >= 15
     for kind in ("ARMED", "CAPTURED", "CANARY", "STACKS", "WEDGE", "RESTARTED"):

@@ -94,7 +94,7 @@ def test_setup_makes_the_venv_once_and_again_when_what_it_is_made_from_changes(c
 
     (checkout / "constraints.txt").write_text("# changed\n")
     changed = run(checkout, "make", "setup")
-    assert "installing inferops[dev]" in changed.stderr
+    assert "installing inferops[dev,sim]" in changed.stderr
     assert "making .venv" not in changed.stderr
 
     (checkout / ".venv" / "made-by").write_text("/usr/bin/python3 3.11.0\n")

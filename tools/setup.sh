@@ -1,5 +1,5 @@
 #!/bin/bash
-# Sets up a checkout: `setup.sh dev [engine]`, with PYTHON and VENV. Installs what is missing, starts and enables
+# Sets up a checkout: `setup.sh dev sim [engine]`, with PYTHON and VENV. Installs what is missing, starts and enables
 # nothing. `setup.sh rights GOAL…` only says whether a systemd of one's own can be had. Exit 3: something is missing.
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -77,7 +77,7 @@ if [ "$(cat "$VENV/made-by" 2>/dev/null)" != "$origin" ] || ! "$VENV/bin/python"
   echo "$origin" >"$VENV/made-by"
 fi
 
-[ -z "${LLAMA_SERVER:-}" ] || [ -z "${MODEL:-}" ] || set -- dev # one's own server and model
+[ -z "${LLAMA_SERVER:-}" ] || [ -z "${MODEL:-}" ] || set -- dev sim # one's own server and model
 inputs=$(cat pyproject.toml constraints.txt | sha256sum)
 todo=()
 for extra in "$@"; do

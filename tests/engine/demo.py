@@ -91,7 +91,7 @@ def play(line: Timeline, box: Box) -> str:
     healthy(engine, sentinel, line)
     wedge(engine, sentinel, line)
     check(sentinel.pid() == began != 0, "the sentinel was restarted on the way")
-    line.say("one sentinel all the way", f"systemctl: pid {began}, never restarted")
+    line.say("one sentinel all the way", f"systemctl: still pid {began}")
     return "healthy work left alone, one wedge found and undone"
 
 

@@ -94,7 +94,7 @@ def wedge(sim: Sim, sentinel: SentinelUnit, line: Timeline) -> None:
 def play(line: Timeline, box: Box) -> str:
     line.now("a systemd of its own has booted; a simulated NInfer starts in it")
     sim = Sim(box, "--load", "1", "--throughput", "1").start()
-    line.say("ninfer.service serves, stats on a port of their own", f"pid {sim.pid()} in a box of its own")
+    line.say("ninfer.service serves, its stats on another port", f"pid {sim.pid()} in a box of its own")
     sentinel = watched(box, stall_s=STALL_S)
     line.say(f"the sentinel watches: poll 1 s, stall {STALL_S:g} s", "systemd: READY=1, journal: READY")
     began = sentinel.pid()
@@ -102,7 +102,7 @@ def play(line: Timeline, box: Box) -> str:
     scares(sim, sentinel, line)
     wedge(sim, sentinel, line)
     check(sentinel.pid() == began != 0, "the sentinel was restarted on the way")
-    line.say("one sentinel all the way", f"systemctl: pid {began}, never restarted")
+    line.say("one sentinel all the way", f"systemctl: still pid {began}")
     return "3 scares left alone, one wedge found and undone"
 
 
