@@ -66,7 +66,17 @@ def test_the_event_table_is_the_code() -> None:
     assert set(rows) == set(MESSAGE_IDS)
     assert set(PRIORITIES) == {"alert", "warn", "note"}
     assert len(set(MESSAGE_IDS.values())) == len(MESSAGE_IDS)
-    policy = "".join((ROOT / "tools" / p).read_text() for p in ("core/wedge.py", "core/armed.py", "core/binding.py", "core/lasting.py", "core/idle.py", "ops/sentinel.py"))
+    policy = "".join(
+        (ROOT / "tools" / p).read_text()
+        for p in (
+            "core/wedge.py",
+            "core/armed.py",
+            "core/binding.py",
+            "core/lasting.py",
+            "core/idle.py",
+            "ops/sentinel.py",
+        )
+    )
     told = set(re.findall(r"(?:tell\(|Event\()\s*\"([A-Z]+)\",\s*\"(\w+)\"", policy))
     for kind, level in told:
         assert level in rows[kind], f"{kind} is told as {level}, the table says {rows[kind]}"

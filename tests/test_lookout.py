@@ -38,20 +38,27 @@ def entry(t: float | None, message: str, by_systemd: bool = False) -> Entry:
 
 
 def test_a_line_of_a_worked_queue_has_a_time_of_its_own_and_a_failed_request_is_any_line() -> None:
-    failed: list[float] = []
+    failed: list[tuple[float, bool]] = []
     lines = [entry(1.0, "[relief-kv] demoted 2 owners"), entry(3.0, "[admission] queued KV block head=1"),
              entry(2.0, "[relief-kv] demoted 1 owner"), entry(5.0, FAILED), entry(None, FAILED),
              entry(6.0, FAILED, by_systemd=True)]  # fmt: skip
     assert seen_in(lines, JournalSeen(), NINFER, failed) == JournalSeen(working_t=3.0, any_t=5.0)
-    assert failed == [5.0]
+    assert failed == [(5.0, True)]
     assert seen_in(lines, JournalSeen(progress_t=9.0), NINFER) == JournalSeen(progress_t=9.0, working_t=3.0, any_t=5.0)
 
 
 def test_failed_requests_of_this_process_are_counted() -> None:
-    one = with_failed(RequestsSeen(), [4.0, 12.0, 11.0], since=10.0)
-    assert one == RequestsSeen(failed=2, failed_t=12.0)
-    assert with_failed(one, [11.5], since=10.0) == RequestsSeen(failed=3, failed_t=12.0)
-    assert with_failed(RequestsSeen(), [4.0], since=10.0) == RequestsSeen()
+    one = with_failed(RequestsSeen(), [(4.0, True), (12.0, True), (11.0, True)], since=10.0)
+    assert one == RequestsSeen(failed=2, failed_t=12.0, failing=2, failing_t=11.0)
+    two = with_failed(one, [(11.5, True)], since=10.0)
+    assert two == RequestsSeen(failed=3, failed_t=12.0, failing=3, failing_t=11.0)
+    assert with_failed(RequestsSeen(), [(4.0, True)], since=10.0) == RequestsSeen()
+
+
+def test_progress_ends_a_run_of_failed_requests() -> None:
+    run = with_failed(RequestsSeen(), [(1.0, True), (2.0, False), (3.0, True)], since=0.0)
+    assert run == RequestsSeen(failed=2, failed_t=3.0, failing=1, failing_t=3.0)
+    assert with_failed(run, [(4.0, False)], since=0.0) == RequestsSeen(failed=2, failed_t=3.0)
 
 
 OK = Stats(answer="ok", active=1)
@@ -240,7 +247,7 @@ def test_without_a_log_the_journal_tells_what_failed_in_this_process(
     assert watched.polls()[0].requests is None, "a journal without a line says nothing"
     watched.journal.lines = [entry(5.0, FAILED), entry(11.0, FAILED), entry(12.0, "[relief-kv] demoted 2 owners")]
     [poll] = watched.polls()
-    assert poll.requests == RequestsSeen(failed=1, failed_t=11.0)
+    assert poll.requests == RequestsSeen(failed=1, failed_t=11.0, failing=1, failing_t=11.0)
     assert poll.journal == JournalSeen(working_t=12.0, any_t=12.0)
     watched.start_t = 20.0
     assert watched.polls()[0].requests == RequestsSeen(), "it restarted"

@@ -69,7 +69,8 @@ def test_ends_are_counted_by_how_they_ended_and_open_ones_are_known(log: Log) ->
     log.add(start(1, 11.0), start(2, 12.0), start(3, 13.0), start(4, 14.0), start(5, 15.0))
     assert log.look(16.0) == RequestsSeen(open=5, oldest_t=11.0)
     log.add(done(1, 17.0), failed(2, 18.0), failed(3, 19.0, 400), done(4, 19.5, tokens=0))
-    assert log.look(20.0) == RequestsSeen(done=1, done_t=17.0, failed=1, failed_t=18.0, other=2, open=1, oldest_t=15.0)
+    assert log.look(20.0) == RequestsSeen(done=1, done_t=17.0, failed=1, failed_t=18.0, other=2, open=1, oldest_t=15.0,
+                                          failing=1, failing_t=18.0)  # fmt: skip
     assert log.look(30.0) == log.look(40.0), "nothing was written"
 
 
@@ -98,7 +99,7 @@ def test_instances_never_mix(log: Log) -> None:
     log.add(record("server_start", 0.0), start(1, 1.0), start(1, 2.0, B), start(7, 2.5, B))
     log.look(3.0)
     log.add(done(1, 4.0, instance=B), failed(1, 5.0))
-    assert log.look(6.0) == RequestsSeen(failed=1, failed_t=5.0, open=0)
+    assert log.look(6.0) == RequestsSeen(failed=1, failed_t=5.0, open=0, failing=1, failing_t=5.0)
     assert log.follower.tally(B) == RequestsSeen(done=1, done_t=4.0, open=1, oldest_t=2.5)
     assert log.follower.tally("of-nobody") is None
     assert log.follower.tally(None) is None

@@ -269,7 +269,8 @@ def failing(
     def seen(t: float) -> RequestsSeen:
         n = 0 if t < since else int((min(t, until) - since) // every) + 1
         last = None if not n else START_T + since + (n - 1) * every
-        return RequestsSeen(**({"failed": n, "failed_t": last, "open": 0} | more))
+        first = None if not n else START_T + since
+        return RequestsSeen(**({"failed": n, "failed_t": last, "failing": n, "failing_t": first, "open": 0} | more))
 
     return seen
 
@@ -293,7 +294,8 @@ def test_class_g_needs_three_failures() -> None:
 
 
 def with_done(t: float) -> RequestsSeen:
-    return msgspec.structs.replace(failing()(t), done=int(t // 100), done_t=START_T + t // 100 * 100)
+    """One request in a hundred seconds is answered."""
+    return failing(since=70.0 + t // 100 * 100 if t >= 100 else 70.0)(t)
 
 
 @pytest.mark.parametrize(
@@ -315,23 +317,16 @@ def test_class_g_is_not_undone_by_prefills_that_end_in_failures() -> None:
     assert run.at("FAILING") == 220
 
 
-def test_class_g_by_journal_lines_alone_is_undone_by_any_progress() -> None:
-    lines_only = failing(open=None)
-    run = Run().until(60, requests=RequestsSeen()).until(400, start=70, requests=lines_only, stats=lambda t: ok(1, n=t))
-    assert "FAILING" not in run.kinds()
-    run = Run().until(60, requests=RequestsSeen()).until(400, start=70, requests=lines_only)
-    assert run.at("FAILING") == 220
-
-
 def test_class_g_never_counts_a_clients_error() -> None:
     run = Run().until(60, requests=log(open=0)).until(2000, start=70, requests=lambda t: log(other=int(t), open=0))
     assert run.kinds() == ["READY"]
 
 
-def test_a_request_log_that_begins_anew_is_no_run_of_failures() -> None:
-    run = Run().until(100, requests=log(failed=50, failed_t=START_T + 20, open=0))
-    run.until(1000, start=110, requests=log(failed=0, open=0))
-    assert run.kinds() == ["READY"]
+def test_class_g_is_told_again_only_after_it_was_over() -> None:
+    run = Run().until(60, requests=log(open=0)).until(400, start=70, requests=failing())
+    run.until(1100, start=410, requests=log(open=0, done=1, done_t=START_T + 405))
+    run.until(1500, start=1110, requests=failing(since=1110))
+    assert [e.t - START_T for e in run.events if e.kind == "FAILING"] == [220, 1260]
 
 
 # --- STARVED

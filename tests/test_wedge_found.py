@@ -278,3 +278,12 @@ def test_a_failed_restart_is_not_asked_for_again_at_once() -> None:
 def test_progress_after_a_stall_is_told_once_in_ten_minutes() -> None:
     run = Run().until(3600, stats=lambda t: ok(active=1, n=t // 90), clients=CLIENT, host=GPU)
     assert run.kinds().count("PROGRESS") <= 7
+
+
+def test_a_line_of_the_interval_does_not_hide_what_the_threads_show_now() -> None:
+    """A progress line 5 s old in the same poll as hot threads: the threads are the newer evidence."""
+    run = Run().until(60, stats=decoding, clients=CLIENT)
+    line = JournalSeen(progress_t=START_T + 65, any_t=START_T + 65)
+    run.feed(poll(70, stats=HANG, clients=CLIENT, journal=line, host=HostSeen(hot=2, gpu=False)))
+    run.until(400, start=80, stats=HANG, clients=CLIENT, journal=line)
+    assert run.at("ARMED") == 70 + 150

@@ -158,8 +158,8 @@ class Acting:
             return Done(kind="restart", result="ok", t=boottime())
 
     async def _kill_late(self, pid: int) -> None:
-        """Where asked for: SIGKILL to a unit that still stops after `kill_after_s`, unless a thread of it is in D state:
-        no signal reaches that, and a killed process would leave its driver holding the memory."""
+        """Where asked for: SIGKILL to a unit that still stops after `kill_after_s`, unless a thread of it is in D
+        state: no signal reaches that, and a killed process would leave its driver holding the memory."""
         if self.settings.kill_after_s is None:
             return
         await asyncio.sleep(self.settings.kill_after_s)

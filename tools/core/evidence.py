@@ -87,26 +87,23 @@ class Known:
     canary_out: bool
 
 
-def progress_in(poll: Poll, p: Patience, known: Known) -> Progress | None:
-    """The evidence of progress in this poll, strongest first, or None."""
+def progress_in(poll: Poll, p: Patience, known: Known) -> tuple[Progress, ...]:
+    """Every evidence of progress in this poll, the strongest first: a line may be older than what the threads show."""
+    found: list[Progress] = []
     if poll.stats is not None and poll.stats.answer == "ok":
         name = moved(known.counters, poll.stats.counters, p.canary_moves_at_most if known.canary_out else 0.0)
         if name is not None:
-            return Progress(poll.t, name)
-    found = None if known.canary_out else dated(poll)  # while it is out, a line or an end may be its own
-    if found is not None and found.t > known.dated_t:
-        return Progress(min(found.t, poll.t), found.by)
-    if (
-        cpu_speaks(poll, p)
-        and poll.host is not None
-        and (poll.host.hot or 0) >= HOT_THREADS_MIN
-        and poll.t <= known.cpu_until
-    ):
-        return Progress(poll.t, f"{poll.host.hot} compute threads busy", weak=True)
-    line_t = poll.journal.working_t if poll.journal is not None and not known.canary_out else None
-    if line_t is not None and known.working_t < line_t <= known.relief_until:
-        return Progress(min(line_t, poll.t), "a line of a queue that is being worked", weak=True)
-    return None
+            found.append(Progress(poll.t, name))
+    line = None if known.canary_out else dated(poll)  # while it is out, a line or an end may be its own
+    if line is not None and line.t > known.dated_t:
+        found.append(Progress(min(line.t, poll.t), line.by))
+    hot = poll.host.hot if poll.host is not None and cpu_speaks(poll, p) else None
+    if (hot or 0) >= HOT_THREADS_MIN and poll.t <= known.cpu_until:
+        found.append(Progress(poll.t, f"{hot} compute threads busy", weak=True))
+    working_t = poll.journal.working_t if poll.journal is not None and not known.canary_out else None
+    if working_t is not None and known.working_t < working_t <= known.relief_until:
+        found.append(Progress(min(working_t, poll.t), "a line of a queue that is being worked", weak=True))
+    return tuple(found)
 
 
 def dated(poll: Poll) -> Progress | None:

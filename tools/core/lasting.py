@@ -7,7 +7,6 @@ import math
 from dataclasses import replace
 
 from inferops.core import evidence as ev
-from inferops.core.poll import RequestsSeen
 from inferops.core.turn import State, Turn
 
 # Two failures may be two bad requests; a server that fails three of three for `stall_s` serves nobody.
@@ -38,41 +37,28 @@ def looping(s: State) -> bool:
     return len(s.rises) >= LOOP_RISES
 
 
-def watch(turn: Turn, progressed: ev.Progress | None) -> None:
+def watch(turn: Turn) -> None:
     """G and STARVED on this poll; neither arms anything."""
-    _failing(turn, progressed)
+    _failing(turn)
     _starved(turn)
 
 
-def _failing(turn: Turn, progressed: ev.Progress | None) -> None:
-    """G: a run of failed requests with no token between them, FAILED_MIN or more, over `stall_s`."""
+def _failing(turn: Turn) -> None:
+    """G: FAILED_MIN requests or more failed over `stall_s`, and no token came out since the first of them. The request
+    log says so at the end of a request; some engines count tokens besides."""
     poll, s, log = turn.poll, turn.s, turn.poll.requests
+    generated = poll.stats.generated if poll.stats is not None and poll.stats.answer == "ok" else None
+    if generated is not None:
+        more = s.generated is not None and generated > s.generated
+        turn.s = s = replace(s, generated=generated, generated_t=poll.t if more else s.generated_t)
     if log is None:
         return
-    before, since = s.failing if s.failing is not None else (log.failed, math.inf)
-    if log.failed < before or _token_came(turn, log, since, progressed):
-        before, since = log.failed, math.inf
+    since = max(log.failing_t if log.failing_t is not None else math.inf, s.generated_t)
+    if log.failing < FAILED_MIN or poll.t - since < turn.p.stall_s:
         turn.forget("failing")
-    elif log.failed > before and since == math.inf:
-        since = log.failed_t if log.failed_t is not None else poll.t
-    turn.s = replace(turn.s, failing=(before, since))
-    failed, over = log.failed - before, poll.t - since
-    if failed >= FAILED_MIN and over >= turn.p.stall_s:
-        turn.tell("FAILING", "alert", f"class G: each of the last {failed} requests ended in a server error, for "
-                  f"{over:.0f} s, and no token came out; not restarted for that", once="failing")  # fmt: skip
-
-
-def _token_came(turn: Turn, log: RequestsSeen, since: float, progressed: ev.Progress | None) -> bool:
-    """Whether a token came out since the run of failures began: the request log says so at the end of a request, some
-    engines count tokens, and where neither does any progress may have been one."""
-    stats = turn.poll.stats
-    if stats is not None and stats.generated is not None:
-        before, turn.s = turn.s.generated, replace(turn.s, generated=stats.generated)
-        if before is not None and stats.generated > before:
-            return True
-    if log.done_t is not None and log.done_t >= since:
-        return True
-    return log.open is None and progressed is not None and not progressed.weak
+        return
+    turn.tell("FAILING", "alert", f"class G: each of the last {log.failing} requests ended in a server error, for "
+              f"{poll.t - since:.0f} s, and no token came out; not restarted for that", once="failing")  # fmt: skip
 
 
 def _starved(turn: Turn) -> None:

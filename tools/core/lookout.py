@@ -40,10 +40,10 @@ def boottime() -> float:
 
 
 def seen_in(
-    entries: Iterable[Entry], before: JournalSeen, profile: Profile, failed: list[float] | None = None
+    entries: Iterable[Entry], before: JournalSeen, profile: Profile, failed: list[tuple[float, bool]] | None = None
 ) -> JournalSeen:
     """`before` with the newest time of each kind of line in `entries`; lines of our own probing count as none. `failed`
-    takes the time of each line of a failed request."""
+    takes, in order, each line of a failed request (t, True) and of progress (t, False)."""
     names = ("progress", "working", "ready", "fatal", "any", "stopping")
     times = {name: getattr(before, f"{name}_t") for name in names}
 
@@ -63,17 +63,22 @@ def seen_in(
         note("any", entry.t)
         if kind in names:
             note(kind, entry.t)
-        elif kind == "failed" and failed is not None:
-            failed.append(entry.t)
+        if kind in ("failed", "progress") and failed is not None:
+            failed.append((entry.t, kind == "failed"))
     return JournalSeen(**{f"{name}_t": t for name, t in times.items()})
 
 
-def with_failed(before: RequestsSeen, times: Iterable[float], since: float) -> RequestsSeen:
-    """`before` with the requests that failed at `times`, from `since` (BOOTTIME s) on. Lines do not count what else
-    ended."""
-    new = [t for t in times if t >= since]
-    newest = max([*new, *([] if before.failed_t is None else [before.failed_t])], default=None)
-    return RequestsSeen(failed=before.failed + len(new), failed_t=newest)
+def with_failed(seen: RequestsSeen, lines: Iterable[tuple[float, bool]], since: float) -> RequestsSeen:
+    """`seen` with the `lines` of failed requests (t, True) and of progress (t, False), from `since` (BOOTTIME s) on:
+    any progress may have been a token, so it ends a run of failures. Lines do not count what else ended."""
+    for t, failed in lines:
+        if t >= since:
+            seen = RequestsSeen(
+                failed=seen.failed + failed, failed_t=max(t, seen.failed_t or t) if failed else seen.failed_t,
+                failing=seen.failing + 1 if failed else 0,
+                failing_t=None if not failed else t if seen.failing_t is None else min(t, seen.failing_t),
+            )  # fmt: skip
+    return seen
 
 
 def owned(stats: Stats, port: int | None, holder: str | None) -> Stats:
@@ -236,7 +241,7 @@ class Lookout:
             batch = self._follower.drain()
             if batch.gap is not None:
                 still.troubles.append(batch.gap)
-            failed: list[float] = []
+            failed: list[tuple[float, bool]] = []
             self._seen = seen_in(batch.entries, self._seen, self._profile, failed)
             self._failed = with_failed(self._failed, failed, self._process[1] or 0.0)
             if not batch.truncated:

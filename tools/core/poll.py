@@ -87,7 +87,8 @@ class HostSeen(Part, frozen=True, kw_only=True):
 class RequestsSeen(Part, frozen=True, kw_only=True):
     """Requests of this process, by its request log or its journal: how many ended since the sentinel's start, with
     tokens (`done`), in a server's error (`failed`, a 5xx), or otherwise (`other`: a client's error or abort); BOOTTIME
-    of the newest such end. `open`, `oldest_t`: those started and not ended, and the oldest one's start; None where
+    of the newest such end. `failing`, `failing_t`: how many failed since the last that was done, and the first of them.
+    `open`, `oldest_t`: those started and not ended, and the oldest one's start; None where
     only ends are known."""
 
     done: int = 0
@@ -95,6 +96,8 @@ class RequestsSeen(Part, frozen=True, kw_only=True):
     other: int = 0
     done_t: float | None = None
     failed_t: float | None = None
+    failing: int = 0
+    failing_t: float | None = None
     open: int | None = None
     oldest_t: float | None = None
 

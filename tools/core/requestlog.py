@@ -28,12 +28,15 @@ OPEN_MAX = 10_000  # requests of one instance without an end, the oldest forgott
 
 @dataclass
 class Tally:
-    """One instance's requests. `open`: id -> BOOTTIME of its start; `starts`: the log says when one starts."""
+    """One instance's requests. `open`: id -> BOOTTIME of its start; `starts`: the log says when one starts; `failing`:
+    failures since the last end with tokens, the first of them at `failing_t`."""
 
     counts: dict[str, int] = field(default_factory=dict)
     newest: dict[str, float] = field(default_factory=dict)
     open: dict[str, float] = field(default_factory=dict)
     starts: bool = False
+    failing: int = 0
+    failing_t: float | None = None
 
     def take(self, row: RequestRow, t: float, count: bool) -> None:
         """One record of time `t`; without `count` an end only closes what it ends."""
@@ -49,12 +52,17 @@ class Tally:
             if count:
                 self.counts[row.kind] = self.counts.get(row.kind, 0) + 1
                 self.newest[row.kind] = max(t, self.newest.get(row.kind, t))
+                if row.kind == "done":
+                    self.failing, self.failing_t = 0, None
+                elif row.kind == "failed":
+                    self.failing, self.failing_t = self.failing + 1, t if self.failing_t is None else self.failing_t
 
     def seen(self) -> RequestsSeen:
         """The tally as a poll carries it."""
         return RequestsSeen(
             done=self.counts.get("done", 0), failed=self.counts.get("failed", 0), other=self.counts.get("other", 0),
-            done_t=self.newest.get("done"), failed_t=self.newest.get("failed"),
+            done_t=self.newest.get("done"), failed_t=self.newest.get("failed"), failing=self.failing,
+            failing_t=self.failing_t,
             open=len(self.open) if self.starts else None, oldest_t=min(self.open.values(), default=None),
         )  # fmt: skip
 

@@ -39,10 +39,9 @@ class State:
     last real progress; seen_t: last poll with gauges or progress; error_since: health says 5xx since; late: polls in a
     row that came after a gap; stands_t: last poll on which the armed class stood; retry_t: when a capture is tried
     again; hold_t: nothing arms before, since a restart failed; tasks: since when each running request is seen;
-    ended_t: when the number of `ended` requests last changed or nothing was there; generated: tokens so far; failing:
-    (failures before, time of the first) of a run of failed requests; rises: when the unit's NRestarts rose, `restarts`
-    its last value; idle_t: when the last canary to an idle server ended, `missed`: how many in a row got no token;
-    ours: the process whose restart was ours; restart_t: since when our restart waits to be verified; done: ends of
+    ended_t: when the number of `ended` requests last changed or nothing was there; generated: tokens so far,
+    generated_t: when they last rose; rises: when the unit's NRestarts rose, `restarts` its last value; idle_t: when the
+    last canary to an idle server ended, `missed`: how many in a row got no token; ours: the process whose restart was ours; restart_t: since when our restart waits to be verified; done: ends of
     actions that no poll could take yet; told: what holds and is not said twice; said: when each word was last said.
     """
 
@@ -78,7 +77,7 @@ class State:
     ended: int | None = None
     ended_t: float = -math.inf
     generated: float | None = None
-    failing: tuple[int, float] | None = None
+    generated_t: float = -math.inf
     rises: tuple[float, ...] = ()
     restarts: int | None = None
     idle_t: float = -math.inf

@@ -114,7 +114,7 @@ def stop(name: str, deadline_s: float) -> None:
 
 
 def kill(name: str, deadline_s: float) -> None:
-    """Sends SIGKILL to every process of the unit, through systemd: it knows which are the unit's. Raises as `restart`."""
+    """Sends SIGKILL to every process of the unit, by systemd, which knows them. Raises as `restart`."""
     name = full_name(name)
     done = _systemctl("--no-ask-password", "kill", "--signal=KILL", "--", name, deadline_s=deadline_s)
     if done.returncode != 0:

@@ -63,7 +63,7 @@ def step(state: State, poll: Poll, patience: Patience) -> Step:
     progressed = _progress(turn)
     _work(turn)
     _blind(turn, progressed)
-    lasting.watch(turn, progressed)
+    lasting.watch(turn)
     if turn.s.stage != "watch":
         return armed.go_on(turn, progressed)
     return _watch(turn, progressed)
@@ -115,7 +115,8 @@ def _progress(turn: Turn) -> ev.Progress | None:
     base = max(s.real_progress_t, s.ready_t or -math.inf, s.work_since if s.work_since is not None else -math.inf)
     known = ev.Known(counters=s.counters, dated_t=s.dated_t, working_t=s.working_t, canary_out=s.canary_out,
                      cpu_until=base + p.cpu_only_max_s, relief_until=base + p.relief_max_s)  # fmt: skip
-    found = ev.progress_in(poll, p, known)
+    every = ev.progress_in(poll, p, known)
+    found = every[0] if every else None
     if poll.journal is not None:
         fatal_t = poll.journal.fatal_t
         if fatal_t is not None and fatal_t > max(s.fatal_t, s.ready_t or -math.inf):
@@ -131,7 +132,7 @@ def _progress(turn: Turn) -> ev.Progress | None:
             s = replace(s, counters={**s.counters, **poll.stats.counters})
         s = replace(s, last_stats=poll.stats)
     if found is not None:
-        s = replace(s, progress_t=max(s.progress_t, found.t))
+        s = replace(s, progress_t=max(s.progress_t, *(one.t for one in every)))
         if not found.weak:
             s = replace(s, real_progress_t=max(s.real_progress_t, found.t), proofs=0, missed=0)
     turn.s = replace(s, told=turn.s.told, said=turn.s.said)

@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 from starlette.applications import Starlette
+from starlette.requests import ClientDisconnect
 from starlette.requests import Request as Asked
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
@@ -45,11 +46,17 @@ def apps(driver: Driver) -> tuple[Starlette, Starlette]:
                 return JSONResponse(model.stats(now))
 
     async def models(_: Asked) -> Response:
+        await held(lambda _: driver.model.silent())
         return JSONResponse({"object": "list", "data": [{"id": "sim", "object": "model", "owned_by": "inferops"}]})
 
     def asked(protocol: Protocol) -> Callable[[Asked], Any]:
         async def answer(got: Asked) -> Response:
-            return await _answer(driver, protocol, got)
+            try:
+                body = await got.body()
+            except ClientDisconnect:
+                return Response(status_code=499)
+            await held(lambda _: driver.model.silent())
+            return await _answer(driver, protocol, got, body)
 
         return answer
 
@@ -58,9 +65,9 @@ def apps(driver: Driver) -> tuple[Starlette, Starlette]:
     return main, Starlette(routes=[Route("/stats", stats)])
 
 
-async def _answer(driver: Driver, protocol: Protocol, got: Asked) -> Response:
+async def _answer(driver: Driver, protocol: Protocol, got: Asked, body: bytes) -> Response:
     try:
-        request = request_of(finite.loads(await got.body(), "the body"), protocol.name)
+        request = request_of(finite.loads(body, "the body"), protocol.name)
         id = driver.submit(request)
     except (BadRequest, BlindError) as e:
         return JSONResponse(protocol.error(400, "invalid_request_error", str(e)), 400)
@@ -94,7 +101,7 @@ async def _stream(driver: Driver, protocol: Protocol, id: int) -> AsyncIterator[
                 sent, last = made, time.monotonic()
             if ended:
                 break
-            if time.monotonic() - last >= KEEP_ALIVE_S:
+            if time.monotonic() - last >= KEEP_ALIVE_S and not driver.model.silent():
                 yield b": keep-alive\n\n"
                 last = time.monotonic()
             await asyncio.sleep(TICK_S)

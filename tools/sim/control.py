@@ -27,6 +27,7 @@ from inferops.sim.faults import FAULTS
 
 LINE_MAX_BYTES = 64_000
 ANSWER_S = 5.0
+SOCKET_PATH_MAX_BYTES = 107  # unix(7): sun_path is 108 with its end
 
 
 def checked(name: str, args: dict[str, float]) -> None:
@@ -43,20 +44,29 @@ def checked(name: str, args: dict[str, float]) -> None:
 
 
 def path_of(port: int) -> Path:
-    """Where the server on that port has its socket."""
-    return private_dir(run_dir() / "sim") / f"{port}.sock"
+    """Where the server on that port has its socket. Raises UsageError: no socket can have so long a path."""
+    path = private_dir(run_dir() / "sim") / f"{port}.sock"
+    if len(os.fsencode(path)) > SOCKET_PATH_MAX_BYTES:
+        raise UsageError(
+            f"{path}: expected at most {SOCKET_PATH_MAX_BYTES} bytes, got {len(os.fsencode(path))}",
+            "set INFEROPS_RUN_DIR to a short one",
+        )
+    return path
 
 
 # --- edge
 
 
 def pending(path: Path) -> dict[str, dict[str, float]]:
-    """The faults kept for the next start; {} where there are none or the file is no such thing."""
+    """The faults kept for the next start; {} where there are none or the file says anything else."""
     try:
         found = finite.loads(path.read_bytes(), str(path))
-    except (OSError, InferopsError):
+        kept = {str(name): {str(k): float(v) for k, v in args.items()} for name, args in found.items()}
+        for name, args in kept.items():
+            checked(name, args)
+    except (OSError, InferopsError, AttributeError, TypeError, ValueError):
         return {}
-    return {k: v for k, v in found.items() if k in FAULTS and isinstance(v, dict)} if isinstance(found, dict) else {}
+    return kept if all(FAULTS[name].next_start for name in kept) else {}
 
 
 def used_up(path: Path) -> dict[str, dict[str, float]]:

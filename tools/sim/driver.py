@@ -20,6 +20,7 @@ from inferops.sim.faults import FAULTS
 from inferops.sim.model import Model, Request
 
 STEP_S = 0.02  # some 50 engine steps a second
+LAST_WORDS_S = 0.2  # from a fault that ends the process to its end: whoever asked for it is answered
 PLAIN = ("[", "listening", "terminate", "throughput interval")  # lines that carry no time and no level of their own
 
 
@@ -72,6 +73,8 @@ class Driver:
         with self.at() as (model, now):
             if not FAULTS[name].next_start:
                 model.fault(name, now, **args)
+        if self.model.dead is not None:  # the engine's own thread may stand
+            threading.Timer(LAST_WORDS_S, _die, self.model.dead).start()
 
     def clear(self) -> None:
         """As Model.clear; a frozen engine goes on."""
@@ -97,6 +100,7 @@ class Driver:
                     if model.broken.frozen:
                         self._moves.clear()
             if self.model.dead is not None:
+                time.sleep(LAST_WORDS_S)
                 _die(*self.model.dead)
             time.sleep(STEP_S)
 

@@ -14,20 +14,21 @@ if TYPE_CHECKING:
 
 Kind = Literal["A", "B", "C", "D", "E", "F", "G", "STARVED", "CRASHLOOP", "DEAD", "LOADING", "healthy", "-"]
 RELIEF_EVERY_S = 15.0  # between two rounds of freed pages: the request that was admitted after 112 s saw eight
-CRASH_AFTER_S = 1.0  # of its start: time enough to be seen ready
+CRASH_AFTER_S = 1.0  # of its readiness: time enough for that to be seen
 
 
 @dataclass(slots=True)
 class Broken:
-    """What is broken now. frozen: the engine's thread stands (with `mutex`: in the lock that /stats needs);
-    no_admission: the queue is not looked at; sticks, stuck: the next request stays between queue and lane;
-    freezes_prefill: the engine freezes at the next prefill; loses: requests are taken and forgotten; failing: so many
-    requests fail; relief_*: the queue is worked until then, next line; stale: gauges that /stats shows; mixes: answers
-    carry another session's words; dies_*: when and how the process ends; stats_until, health_until: the handler waits
-    for the engine until then."""
+    """What is broken now. frozen: the engine's thread stands (with `mutex`: in the lock that /stats needs); silent:
+    nothing is answered or written; no_admission: the queue is not looked at; sticks, stuck: the next request stays
+    between queue and lane; freezes_prefill: the engine freezes at the next prefill; loses: requests are taken and
+    forgotten; failing: so many requests fail; relief_*: the queue is worked until then, next line; stale: gauges that
+    /stats shows; mixes: answers carry another session's words; dies_*: when and how the process ends; stats_until,
+    health_until: the handler waits for the engine until then."""
 
     frozen: bool = False
     mutex: bool = False
+    silent: bool = False
     no_admission: bool = False
     sticks: bool = False
     stuck: bool = False
@@ -70,7 +71,7 @@ def _sets(**values: bool | float) -> Callable[[Model], None]:
 
 
 def _silent(m: Model) -> None:
-    m.broken.frozen = m.broken.mutex = True
+    m.broken.frozen = m.broken.mutex = m.broken.silent = True
     m.broken.stats_until = m.broken.health_until = math.inf
 
 
@@ -105,7 +106,7 @@ def _recovery(line: str, pages: int, slots: int, kv_bytes: int) -> Callable[[Mod
 
 
 def _phantom(m: Model, running: float, waiting: float) -> None:
-    for job in [*m.running, *m.queue]:
+    for job in m.under_way():
         m.end(job, "cancelled", status=499, error="client disconnected")
     m.broken.stale = m.gauges() | {"running": int(running), "decode_ready": int(running), "waiting": int(waiting)}
 
@@ -142,7 +143,7 @@ def _slow_load(m: Model, seconds: float) -> None:
 
 
 def _crash_loop(m: Model, times: float) -> None:
-    m.broken.dies_t, m.broken.dies_as = m.t + (CRASH_AFTER_S if times > 0 else math.inf), ("abort", 6)
+    m.broken.dies_t, m.broken.dies_as = m.t + (m.load_s + CRASH_AFTER_S if times > 0 else math.inf), ("abort", 6)
 
 
 OOM = "[engine] WORKER OOM: std::bad_alloc - recovering"
@@ -207,6 +208,6 @@ FAULTS: dict[str, Fault] = {
         kind="LOADING", imitates="minutes until it is ready", apply=_slow_load,
         args={"seconds": 180.0}, next_start=True),
     "crash-loop": Fault(
-        kind="CRASHLOOP", imitates="it dies a second after each start", apply=_crash_loop,
+        kind="CRASHLOOP", imitates="it dies a second after each time that it is ready", apply=_crash_loop,
         args={"times": 5.0}, next_start=True),
 }  # fmt: skip

@@ -52,7 +52,8 @@ class Rejected(Exception):
 
 @dataclass(slots=True)
 class Job:
-    """One request on its way. Times are the model's; `made` counts tokens, `marker`: the session of its words."""
+    """One request on its way. Times are the model's; `made` counts tokens, `marker`: the session of its words,
+    `gone`: its client left, and the engine has not seen it."""
 
     id: int
     request: Request
@@ -68,6 +69,7 @@ class Job:
     t_end: float | None = None
     finish: str = ""
     endless: bool = False
+    gone: bool = False
     status: int = 0
     error: str = ""
     failed_in: str = ""

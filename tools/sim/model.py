@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 import random
 from collections import OrderedDict, deque
+from dataclasses import replace
 from typing import Any, Literal
 
 from inferops.sim import said, steps
@@ -38,6 +39,7 @@ class Model:
         self.counters = dict.fromkeys(
             ("active_captures_aborted", "active_captures_completed", "committed_decode_tokens",
              "computed_prefill_tokens", "decode_rounds", "decode_row_rounds"), 0.0)  # fmt: skip
+        self.reused, self.spoke = 0, ""  # prompt tokens found in the cache; the session that was answered last
         self.dead: tuple[Literal["abort", "exit"], int] | None = None
         self._jobs: dict[int, Job] = {}
         self._ended: deque[int] = deque()
@@ -51,19 +53,20 @@ class Model:
     def submit(self, request: Request, now: float) -> int:
         """Takes a request; its id. Raises Rejected: too long (400), queue full (429), not serving (503)."""
         self.advance(now)
-        wanted, most = request.prompt_tokens + request.max_tokens * (not request.endless), self.config.max_context
+        asked, most = request.prompt_tokens, self.config.max_context
         if not self.ready(now):
             self._refuse(503, "unavailable", "the model is loading")
         if self.broken.unavailable:
             self._refuse(503, "unavailable", "the engine is not available")
-        if wanted > most:
-            self._refuse(400, "context_length_exceeded", f"{wanted} tokens wanted, the context has {most}")
+        if asked >= most:
+            self._refuse(400, "context_length_exceeded", f"a prompt of {asked} tokens, the context has {most}")
         if len(self.queue) >= self.config.queue_max:
             self._refuse(429, "queue_full", f"{len(self.queue)} requests wait already")
+        request = replace(request, max_tokens=min(request.max_tokens, most - asked))
         job = Job(self._next_id, request, now, request.session or f"s{self._next_id}")
         self._next_id += 1
         self._jobs[job.id] = job
-        if self.broken.loses:
+        if self.broken.loses or self.broken.silent:
             job.state = "lost"
             return job.id
         known = self._sessions.get(request.session, 0)
@@ -76,12 +79,17 @@ class Model:
         return job.id
 
     def cancel(self, id: int, now: float) -> None:
-        """The client left. An engine that stands does not hear of it, nor does one in mid-materialization."""
+        """The client left. What stands hears of it when it goes on; the queue works without the engine."""
         self.advance(now)
         job = self._jobs.get(id)
-        if job is None or job.state in (*ENDED, "materializing") or (self.broken.frozen and job.state != "queued"):
+        if job is None or job.state in ENDED:
             return
-        self.end(job, "cancelled", status=499, error="client disconnected")
+        b = self.broken
+        stands = (b.frozen and job.state != "queued") or (b.sticks and job.state == "materializing")
+        if b.silent or stands:
+            job.gone = True
+        else:
+            self.end(job, "cancelled", status=499, error="client disconnected")
 
     def request(self, id: int) -> Job:
         """The request of that id, KEPT_ENDED long after its end. Raises KeyError."""
@@ -108,6 +116,10 @@ class Model:
     def holds_health(self, now: float) -> bool:
         return now < self.broken.health_until
 
+    def silent(self) -> bool:
+        """True while nothing whatever is answered."""
+        return self.broken.silent
+
     def gauges(self) -> dict[str, int]:
         """The scheduler's gauges as /stats has them: stale ones while that is what is broken."""
         if self.broken.stale is not None:
@@ -122,7 +134,7 @@ class Model:
     def stats(self, now: float) -> dict[str, Any]:
         """The /stats document."""
         self.advance(now)
-        return said.stats(self, sum(job.cached for job in self._jobs.values()))
+        return said.stats(self)
 
     def take_lines(self) -> list[tuple[float, str]]:
         """The journal lines since this was last asked: time, text (without a time stamp)."""
@@ -141,9 +153,13 @@ class Model:
         self.advance(now)
 
     def clear(self, now: float) -> None:
-        """Mends it: what stood goes on, what was lost stays lost."""
+        """Mends it: what stood goes on, what had no end gets one, what was lost stays lost."""
         self.advance(now)
         self.broken = Broken()
+        for job in self.under_way():
+            job.endless = False
+            if job.gone:
+                self.end(job, "cancelled", status=499, error="client disconnected")
         self.wake()
 
     def shutdown(self, now: float) -> None:
@@ -179,6 +195,7 @@ class Model:
         if state == "done":
             job.finish = job.finish or "length"
             self.counters["active_captures_completed"] += 1
+            self.spoke = job.marker
             self._remember(job)
             self.say(said.done(job))
             self.log("request_done", job)
@@ -189,10 +206,14 @@ class Model:
 
     def fail_all(self, error: str, status: int = 500) -> int:
         """Everything under way fails; how many that were."""
-        jobs = [*self.running, *([self.between] if self.between else []), *self.queue]
+        jobs = self.under_way()
         for job in jobs:
             self.end(job, "failed", status=status, error=error)
         return len(jobs)
+
+    def under_way(self) -> list[Job]:
+        """Every request that was taken up or waits."""
+        return [*self.running, *([self.between] if self.between else []), *self.queue]
 
     def advance(self, now: float) -> None:
         """Runs up to `now`; never back."""

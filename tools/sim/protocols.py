@@ -87,9 +87,9 @@ def _openai_error(status: int, kind: str, message: str) -> dict[str, Any]:
     return {"error": {"message": message, "type": kind, "code": status}}
 
 
-def _chunk(job: Job, delta: dict[str, str], **more: Any) -> dict[str, Any]:
+def _chunk(job: Job, delta: dict[str, str], finish: str | None = None, **more: Any) -> dict[str, Any]:
     return {"id": f"chatcmpl-{job.id}", "object": "chat.completion.chunk", "model": "sim",
-            "choices": [{"index": 0, "delta": delta, "finish_reason": job.finish or None}]} | more  # fmt: skip
+            "choices": [{"index": 0, "delta": delta, "finish_reason": finish}]} | more  # fmt: skip
 
 
 def _usage(job: Job) -> dict[str, int]:
@@ -109,7 +109,7 @@ def _chat_begin(job: Job) -> Iterator[bytes]:
 
 
 def _chat_end(job: Job) -> Iterator[bytes]:
-    yield event(_chunk(job, {}, timings=timings(job)))
+    yield event(_chunk(job, {}, job.finish, timings=timings(job)))
     yield event({"id": f"chatcmpl-{job.id}", "object": "chat.completion.chunk", "choices": [], "usage": _usage(job)})
     yield b"data: [DONE]\n\n"
 

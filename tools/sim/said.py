@@ -59,7 +59,7 @@ def started(job: Job) -> str:
 
 def done(job: Job) -> str:
     """The line of a request that has its tokens."""
-    share = 100.0 * job.cached / job.request.prompt_tokens
+    share = 100.0 * job.cached / max(1, job.request.prompt_tokens)
     cache = f"cache {job.cached:,} ({share:.1f}%{', long anchor' if job.cached >= LONG_ANCHOR_TOKENS else ''})"
     decode_s = (job.t_end or 0.0) - (job.t_first or job.t_end or 0.0)
     return (
@@ -119,18 +119,18 @@ def record(model: Model, event: str, job: Job | None = None, **more: Any) -> dic
     return stamp | more
 
 
-def stats(model: Model, reused: int) -> dict[str, Any]:
-    """The /stats document; `reused`: prompt tokens that were found in the cache."""
+def stats(model: Model) -> dict[str, Any]:
+    """The /stats document."""
     count = len(model.queue) + len(model.running) + (model.between is not None)
     used = sum(job.request.prompt_tokens + job.tokens_out for job in model.running)
     room = model.config.max_context
     return {
-        "counters": {name: int(value) for name, value in model.counters.items()},
+        "counters": {name: int(value + 0.001) for name, value in model.counters.items()},
         "scheduler": model.gauges(),
         "http": {"in_flight": count, "max_in_flight": model.config.lanes + model.config.queue_max},
         "memory": {"device": 0, "kv_capacity": room, "max_context": room, "weights_bytes": 22_000_000_000},
         "pressure": {"device_main_kv_occupied_pages": used // 64, "publication_cell_probes": int(used * 17)},
-        "cache_reuse": {"reused_prompt_tokens": reused},
+        "cache_reuse": {"reused_prompt_tokens": model.reused},
         "load": {"architecture": "SimForCausalLM", "load_seconds": model.load_s, "model_id": "sim"},
         "server_instance_id": model.instance,
         "timestamp_unix_ms": int((model.epoch + model.t) * 1000),

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from inferops.sim.model import Model
 
 DECODE_BESIDE_PREFILL = 0.5  # of the rate: a prefill takes its share of each step
-SOON_S = 1e-9
+SOON_S = 1e-6  # is now: a clock of 1.8e9 s (Unix time) has steps of 2.4e-7 s, and no event may fall between two
 
 
 def one(m: Model, now: float) -> bool:
@@ -117,7 +117,10 @@ def _happen(m: Model) -> None:
         if b.failing >= 1:
             b.failing -= 1
             m.end(job, "failed", status=500, error="internal error")
-        elif job.made >= job.wants - SOON_S:
+        elif (job.wants - job.made) <= SOON_S * m.config.decode_tok_s:
+            rest = max(0.0, job.wants - job.made)
+            job.made += rest
+            m.counters["committed_decode_tokens"] += rest
             m.end(job, "done")
     if m.t >= m.tick_t - SOON_S:
         _report(m)
@@ -130,14 +133,16 @@ def _place(m: Model, job: Job) -> None:
         b.stuck = True
         return
     m.between = None
+    m.reused += job.cached
     job.state, job.left = "prefilling", float(max(1, job.request.prompt_tokens - job.cached))
     job.speed = m.config.prefill_tok_s
-    if b.slow_prefill_s:
-        job.speed, b.slow_prefill_s = job.left / b.slow_prefill_s, 0.0
+    if b.slow_prefill_s:  # as if the prompt were that long: the rate lines say so
+        job.left, b.slow_prefill_s = b.slow_prefill_s * job.speed, 0.0
     if b.runaway and not any(one.endless for one in m.running):
         job.endless = True
-    if b.mixes and (others := [one.marker for one in m.running if one.marker != job.marker]):
-        job.marker = others[0]
+    if b.mixes:
+        others = (one for one in (*(one.marker for one in m.running), m.spoke) if one and one != job.marker)
+        job.marker = next(others, job.marker)
     m.running.append(job)
     if b.freezes_prefill:
         b.frozen = True
