@@ -34,6 +34,11 @@ def serve(port: int, stats_port: int, *words: str) -> tuple[int, str]:
     return done.returncode, done.stderr
 
 
+def serve_anywhere(*words: str) -> tuple[int, str]:
+    port, stats_port = free_ports(2)
+    return serve(port, stats_port, *words)
+
+
 def ask(*words: str) -> tuple[int, str]:
     done = inferops("sim", "fault", *words)
     assert done.stderr.count("\n") == 1, done.stderr
@@ -113,7 +118,7 @@ def test_an_open_directory_is_no_place_for_a_socket(private_state: Path) -> None
 
 def test_too_long_a_path_for_a_socket(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("INFEROPS_RUN_DIR", str(tmp_path / ("x" * 100)))
-    for code, said in (serve(*free_ports(2)), ask("abort")):
+    for code, said in (serve_anywhere(), ask("abort")):
         assert code == 2
         assert "at most 107 bytes" in said
 
@@ -125,7 +130,7 @@ def test_too_long_a_path_for_a_socket(tmp_path: Path, monkeypatch: pytest.Monkey
 def test_a_request_log_that_cannot_be_opened(tmp_path: Path, name: str, why: str) -> None:
     os.mkfifo(tmp_path / "fifo")
     (tmp_path / "link").symlink_to(tmp_path / "elsewhere")
-    code, said = serve(*free_ports(2), "--request-log", str(tmp_path / name))
+    code, said = serve_anywhere("--request-log", str(tmp_path / name))
     assert code == 3
     assert f"request log {tmp_path / name}".rstrip("/") in said
     assert why in said

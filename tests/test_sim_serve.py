@@ -13,6 +13,7 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
@@ -78,7 +79,8 @@ def test_the_three_apis_answer_with_words_of_the_session(sim: Sim) -> None:
 
 def test_what_is_not_taken_is_told(sim: Sim) -> None:
     sim.start()
-    for body in ([1], {"messages": []}, {"messages": [1]}, chat("x", 0), chat("x", 1) | {"max_tokens": "many"}):
+    bodies: list[Any] = [[1], {"messages": []}, {"messages": [1]}, chat("x", 0), chat("x", 1) | {"max_tokens": "many"}]
+    for body in bodies:
         refused = sim.post(body)
         assert (refused.status_code, refused.json()["error"]["type"]) == (400, "invalid_request_error")
     assert httpx.post(sim.url + "/v1/messages", content=b"{nothing").status_code == 400
@@ -238,9 +240,10 @@ def test_the_engine_thread_itself_is_blocked() -> None:
     job = driver.model.request(driver.submit(Request(prompt_tokens=10, max_tokens=5000)))
     until(lambda: job.tokens_out > 0, "a token")
     driver.fault("mutex-wedge", {})
-    until(lambda: not driver.mutex.acquire(timeout=GRACE_S) or driver.mutex.release(), "the mutex is held")
+    until(lambda: driver.mutex.locked() and driver.model.broken.frozen, "it is frozen")
+    time.sleep(GRACE_S)
     made = job.tokens_out
-    assert not driver.mutex.acquire(timeout=GRACE_S)
+    assert not driver.mutex.acquire(timeout=GRACE_S), "it stands in it"
     assert job.tokens_out == made
     driver.clear()
     until(lambda: job.tokens_out > made, "it goes on")

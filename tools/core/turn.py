@@ -41,8 +41,9 @@ class State:
     again; hold_t: nothing arms before, since a restart failed; tasks: since when each running request is seen;
     ended_t: when the number of `ended` requests last changed or nothing was there; generated: tokens so far,
     generated_t: when they last rose; rises: when the unit's NRestarts rose, `restarts` its last value; idle_t: when the
-    last canary to an idle server ended, `missed`: how many in a row got no token; ours: the process whose restart was ours; restart_t: since when our restart waits to be verified; done: ends of
-    actions that no poll could take yet; told: what holds and is not said twice; said: when each word was last said.
+    last canary to an idle server ended, `missed`: how many in a row got no token; ours: the process whose restart was
+    ours; restart_t: since when our restart waits to be verified; done: ends of actions that no poll could take yet;
+    told: what holds and is not said twice; said: when each word was last said.
     """
 
     key: Key | None = None

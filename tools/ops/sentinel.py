@@ -2,8 +2,8 @@
 
 Prevents: a wedged engine that answers /health for hours; a watchdog that restarts a healthy engine in a long prefill.
 Answers: does this server make progress while work is outstanding, and if not, what was it doing?
-Blind to: work that no source shows (no gauges, no client connection, no request log); wrong answers; a wedge that keeps
-    two compute threads busy on a CPU engine (for cpu_only_max_s); a server in a network namespace of its own; user units.
+Blind to: work that no source shows (gauges, client connections, request log); wrong answers; a wedge that keeps two
+    compute threads busy on a CPU engine (for cpu_only_max_s); a server in a network namespace of its own; user units.
 """
 
 from __future__ import annotations
