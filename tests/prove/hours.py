@@ -43,13 +43,16 @@ class Healthy:
 
 
 def healthy(
-    world_of: type[NInfer] | type[Llama], hours: float, seed: int, into: Healthy, patience: Patience | None = None
-) -> None:
-    """Plays `hours` of a world with shapes drawn by `seed`. Raises Broken at the first restart or wedge."""
+    world_of: type[NInfer] | type[Llama], hours: float, seed: int, into: Healthy, patience: Patience | None = None,
+    only: tuple[str, ...] = (),
+) -> None:  # fmt: skip
+    """Plays `hours` of a world with shapes drawn by `seed` (of `only`, where given). Raises Broken at the first restart
+    or wedge."""
     rng = random.Random(seed)  # noqa: S311 - a seed is to be repeated
     world = world_of(rng)
     watch = Watch(world, patience, grid=rng.uniform(0, POLL_S))
     watch.token = lambda: not isinstance(world, Llama) or world.t >= world.stalls_until
+    shapes = [(name, shape) for name, shape in OF[world_of].items() if name in (only or OF[world_of])]
     end, on = world.t + hours * 3600, dict[str, tuple[float, Shape]]()
     while world.t < end:
         for name, (until, shape) in list(on.items()):
@@ -57,7 +60,7 @@ def healthy(
                 shape.end(world)
                 del on[name]
         if len(on) < AT_ONCE and not any(shape.alone for _, shape in on.values()):
-            name, shape = rng.choice(list(OF[world_of].items()))
+            name, shape = rng.choice(shapes)
             if name not in on and not (shape.alone and on):
                 seconds = rng.uniform(*shape.lasts)
                 into.spells[name] += 1
@@ -254,6 +257,7 @@ def inject(name: str, seed: int, found: Found) -> None:
     watch = Watch(world, replace(world.patience, **wedge.patience), grid=rng.uniform(0, POLL_S))
     world.arrivals_s = wedge.arrivals_s
     watch.run(world.t + rng.uniform(40, 400))
+    watch.run(world.t + 900, lambda: watch.state.last_stats is not None)  # one whose stats never answered is BLIND
     if wedge.calm_s:
         world.arrivals_s = math.inf
         watch.run(world.t + wedge.calm_s)
