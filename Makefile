@@ -3,7 +3,7 @@ SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help setup setup-engine rights demo test test-other lint bench prove clean
+.PHONY: help setup setup-engine rights demo test test-other lint bench prove mutants clean
 
 export PYTHON ?= python3
 export VENV ?= .venv
@@ -64,6 +64,10 @@ bench: rights setup-engine ## what the sentinel costs, and how soon it sees a we
 
 prove: rights setup-engine ## the long proofs, whole
 	@$(AS_ROOT) $(PY) -m tests.prove.prove
+
+mutants: ## is every line of the wedge policy held by a test?
+	@tools/setup.sh dev sim mutants
+	@$(PY) -m tests.prove.mutants $(ARGS)
 
 clean: ## removes what setup, lint and test made in this directory; results stay
 	@rm -rf .venv .venv-* .venv*.lock build inferops.egg-info .hypothesis .mypy_cache .pytest_cache .ruff_cache

@@ -77,7 +77,7 @@ def test_help_is_the_default_and_names_the_targets(checkout: Path) -> None:
     done = run(checkout, "make")
     assert done.returncode == 0
     names = [line.split()[0] for line in done.stdout.splitlines()]
-    assert names[:9] == ["help", "setup", "demo", "test", "test-other", "lint", "bench", "prove", "clean"]
+    assert names[:9] == ["help", "setup", "demo", "test", "test-other", "lint", "bench", "prove", "mutants"]
 
 
 def test_setup_makes_the_venv_once_and_again_when_what_it_is_made_from_changes(checkout: Path) -> None:

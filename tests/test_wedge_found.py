@@ -287,3 +287,14 @@ def test_a_line_of_the_interval_does_not_hide_what_the_threads_show_now() -> Non
     run.feed(poll(70, stats=HANG, clients=CLIENT, journal=line, host=HostSeen(hot=2, gpu=False)))
     run.until(400, start=80, stats=HANG, clients=CLIENT, journal=line)
     assert run.at("ARMED") == 70 + 150
+
+
+def test_old_gauges_and_a_health_probe_that_hangs_only_now_are_no_work_for_the_bound() -> None:
+    """Work was last seen at 60 s, then stats were unread for minutes: it may have ended. Health hangs from 400 s on."""
+    run = Run().until(60, stats=decoding, clients=())
+    run.until(390, start=70, stats=None, clients=())
+    run.until(530, start=400, stats=None, clients=(), health=SILENT)
+    assert run.restarts() == []
+    assert "ARMED" not in run.kinds()
+    run.until(900, start=540, stats=None, clients=(), health=SILENT)
+    assert run.at("ARMED") == 400 + 150

@@ -69,7 +69,9 @@ def healthy(
         if (asleep := world.eyes.until.pop("gap", 0.0)) > world.t:
             shift(world, asleep - world.t)
             on = {n: (until, shape) for n, (until, shape) in on.items()}
-        watch.run(min(end, world.t + rng.uniform(5, 120)))
+        chunk = min(end, world.t + rng.uniform(5, 120), *(until for until, _ in on.values()))
+        watch.run(chunk)
+        world.advance(chunk)
         if watch.restarts or watch.told("WEDGE"):
             told = "\n".join(f"{e.t:.1f} {e.kind} {e.text}" for e in watch.events[-8:])
             raise Broken(

@@ -1,8 +1,10 @@
 """`make prove`: the long proofs, whole. SEED=… and ROUNDS=… repeat or shorten a run; docs/proofs.md keeps the figures.
 
 1. The wedge policy's properties on many more random histories than CI draws.
-2. Faults at random moments on a real llama-server: each one captured and restarted, never before its bound.
-3. Healthy work at random (decode, long prefill, contention): nothing restarted.
+2. Each wedge injected many times into a running server, in virtual time: found at its bound, never earlier (hours.py).
+3. Hours of healthy but scary load, in virtual time: nothing restarted (hours.py; HOURS=… and INJECTIONS=…).
+4. Faults at random moments on a real llama-server: each one captured and restarted, never before its bound.
+5. Healthy work at random on it (decode, long prefill, contention): nothing restarted.
 """
 
 from __future__ import annotations
@@ -17,12 +19,14 @@ from collections.abc import Callable
 from inferops.load.drive import prompt
 from tests.engine.engine import EngineError
 from tests.engine.running import Engine
+from tests.prove import hours
 from tests.system.box import CHECKOUT, Box, BoxError
 from tests.system.sentinel_unit import SentinelUnit
 
 SEED = int(os.environ.get("SEED") or "20261130")
 ROUNDS = int(os.environ.get("ROUNDS") or "4")
 EXAMPLES = os.environ.get("EXAMPLES") or "4000"
+PROPERTIES = 5
 STALL_S, POLL_S = 20.0, 2.0
 # The policy may take the last evidence up to a poll and a probe late, and the journal and the box add to what we read.
 LATE_S = POLL_S + 2.0
@@ -43,7 +47,7 @@ def policy() -> str:
     done = subprocess.run(argv, cwd=CHECKOUT, env=env, capture_output=True, text=True, check=False)
     if done.returncode != 0:
         raise BoxError(f"a property of the policy does not hold:\n{done.stdout[-3000:]}")
-    return f"policy: 3 properties x {EXAMPLES} random histories held"
+    return f"policy: {PROPERTIES} properties x {EXAMPLES} random histories held"
 
 
 def fault(engine: Engine, watcher: SentinelUnit, which: str, rng: random.Random) -> float:
@@ -116,12 +120,17 @@ def main() -> int:
         print(f"prove: no box can be had here: {why}", file=sys.stderr)
         return 3
     began = time.monotonic()
-    parts: tuple[Callable[[], list[str]], ...] = (lambda: [policy()], rounds)
+    parts: tuple[Callable[[], list[str]], ...] = (
+        lambda: [policy()],
+        lambda: hours.run_wedges(hours.INJECTIONS, SEED, progress),
+        lambda: hours.run_hours(hours.HOURS, SEED, progress),
+        rounds,
+    )
     try:
         for part in parts:
             for line in part():
                 print(line, flush=True)
-    except (BoxError, EngineError, OSError) as e:
+    except (BoxError, EngineError, OSError, hours.Broken) as e:
         print(f"prove: seed {SEED}: {e}", file=sys.stderr)
         return 1
     print(f"prove: all held, seed {SEED}, {ROUNDS} rounds, {time.monotonic() - began:.0f} s")

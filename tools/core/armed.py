@@ -47,6 +47,8 @@ def judge(s: State, poll: Poll, p: Patience) -> tuple[str, str] | None:
     says = work_said(s, poll, p)
     if len(says) < SOURCES_MIN:
         return None
+    if len(says) == SOURCES_MIN and ev.HEALTH_HANGS in says and poll.t - s.silent_since < bound:
+        return None  # old gauges and a health probe that began to hang only now: the work may have ended between them
     why = f"no progress from any source for {quiet:.0f} s; " + ", ".join(says)
     if ev.nothing_answers(poll) and ev.journal_silent(poll, poll.t - bound):
         return "E", "nothing answers, the journal is silent, " + why

@@ -36,7 +36,8 @@ class State:
 
     progress_t: last evidence of progress (real_progress_t: without the weak kind); dated_t, working_t: the newest line
     or end, and line of a worked queue, counted; proof_t: when a canary last got a token; proofs: how many did since the
-    last real progress; seen_t: last poll with gauges or progress; error_since: health says 5xx since; late: polls in a
+    last real progress; seen_t: last poll with gauges or progress; error_since: health says 5xx since;
+    silent_since: health gives no answer since; late: polls in a
     row that came after a gap; stands_t: last poll on which the armed class stood; retry_t: when a capture is tried
     again; hold_t: nothing arms before, since a restart failed; tasks: since when each running request is seen;
     ended_t: when the number of `ended` requests last changed or nothing was there; generated: tokens so far,
@@ -61,6 +62,7 @@ class State:
     idle_clients: frozenset[str] | None = None
     work_since: float | None = None
     error_since: float | None = None
+    silent_since: float = math.inf
     seen_t: float = 0.0
     down_since: float | None = None
     late: int = 0
@@ -107,7 +109,8 @@ class State:
 
         return replace(self, progress_t=self.progress_t + by, real_progress_t=self.real_progress_t + by,
                        work_since=later(self.work_since), error_since=later(self.error_since),
-                       first_t=self.first_t + by, stands_t=self.stands_t + by, idle_t=self.idle_t + by)  # fmt: skip
+                       first_t=self.first_t + by, stands_t=self.stands_t + by, idle_t=self.idle_t + by,
+                       silent_since=self.silent_since + by)  # fmt: skip
 
     def of_process(self, key: Key | None, t: float, told: frozenset[str]) -> State:
         """A new state for another process, or none, at `t`: only what is the unit's or the watch's own goes on."""

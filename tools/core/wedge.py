@@ -155,6 +155,8 @@ def _work(turn: Turn) -> None:
         s = replace(s, error_since=None)
     elif s.error_since is not None:  # no answer, or an unknown one, is no error either: that time does not count
         s = replace(s, error_since=s.error_since + turn.dt)
+    if poll.health is not None:
+        s = replace(s, silent_since=min(s.silent_since, poll.t) if ev.nothing_answers(poll) else math.inf)
     if not ev.could_show_progress(poll, turn.p):  # nor does time in which progress could not have been seen
         s = replace(s, progress_t=s.progress_t + turn.dt, real_progress_t=s.real_progress_t + turn.dt,
                     work_since=None if s.work_since is None else s.work_since + turn.dt)  # fmt: skip
