@@ -479,3 +479,15 @@ def test_the_way_is_the_same_for_a_class_that_is_seen_through_ends_alone() -> No
     assert run.kinds() == WAY
     done: tuple[Done, ...] = ()
     assert isinstance(poll(1, done=done, health=READY), Poll)
+
+
+@pytest.mark.parametrize(("open_", "restarts"), [(0, 0), (None, 1), (1, 1)])
+def test_gauges_left_over_before_any_idle_answer_are_told_apart_by_the_request_log(
+    open_: int | None, restarts: int
+) -> None:
+    """All clients of a young process left at once, a proxy keeps its connections: nobody ever saw it idle."""
+    requests = log(open=open_, oldest_t=START_T + 5 if open_ else None)
+    run = Run(NINFER).until(400, stats=gauges(106, 15), clients=CLIENT, host=GPU, requests=requests,
+                            journal=lines(10, kind="any_t"))  # fmt: skip
+    assert len(run.restarts()) == restarts
+    assert ("BLIND" in run.kinds()) == (not restarts)

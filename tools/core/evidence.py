@@ -159,8 +159,8 @@ def work_sources(
 ) -> tuple[str, ...]:
     """Which sources say that work is outstanding. `last` is this process's latest stats answer, `idle_clients` the
     connections that were open at its last idle answer: kept-alive ones are no work. Before any idle answer there is no
-    telling, and every connection agrees with gauges that say work. A request that a canary's token came after
-    (`proof_t`) is lost, it shows no wedge."""
+    telling, and every connection agrees with gauges that say work, unless the request log has an end for each request.
+    A request that a canary's token came after (`proof_t`) is lost, it shows no wedge."""
     says: list[str] = []
     fresh = gauges(poll.stats)
     # Old gauges count while the endpoint hangs or nothing answers. Where it answers nonsense or was not read, the work
@@ -173,7 +173,9 @@ def work_sources(
         says.append(f"gauges {seen.active} active {seen.queued} queued{between}{when}")
     if lost := unanswered(poll, proof_t):
         says.append(f"{lost} request{'s' if lost > 1 else ''} without an end in the request log")
-    waiting = len(poll.clients or ()) if says and idle_clients is None else new_clients(poll, idle_clients)
+    waiting = new_clients(poll, idle_clients)
+    if says and idle_clients is None and not (poll.requests is not None and poll.requests.open == 0):
+        waiting = len(poll.clients or ())
     if waiting:
         says.append(f"{waiting} client connection{'s' if waiting > 1 else ''}")
     if waiting and p.stats_wait_for_engine and poll.stats is not None and poll.stats.answer == "timeout":
