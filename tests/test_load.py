@@ -67,9 +67,9 @@ class Server:
                 self.open += 1
                 self.most = max(self.most, self.open)
             time.sleep(self.hold_s)
-            connection.sendall(self.answer)
             with self.lock:
-                self.open -= 1
+                self.open -= 1  # before the answer: its reader may have sent the next request while we come back
+            connection.sendall(self.answer)
 
 
 @contextlib.contextmanager
