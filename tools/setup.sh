@@ -54,10 +54,18 @@ if [ ${#missing[@]} -gt 0 ]; then
   as_root true 2>/dev/null || die "missing system packages" "run: sudo apt-get update && sudo $install"
   say "installing system packages: ${missing[*]}"
   # needrestart would restart services that people are using
-  quiet=(env DEBIAN_FRONTEND=noninteractive NEEDRESTART_SUSPEND=1)
+  quiet=(env LC_ALL=C DEBIAN_FRONTEND=noninteractive NEEDRESTART_SUSPEND=1)
   log=$(mktemp)
-  { as_root "${quiet[@]}" apt-get -o DPkg::Lock::Timeout=120 update &&
-    as_root "${quiet[@]}" ${install/apt-get/apt-get -o DPkg::Lock::Timeout=120}; } >"$log" 2>&1 </dev/null ||
+  update() { # waits for another apt-get as install does, whose DPkg::Lock::Timeout update does not know
+    for try in {1..60}; do
+      as_root "${quiet[@]}" apt-get update >"$log" 2>&1 && return
+      grep -q 'Could not get lock' "$log" || return
+      [ "$try" != 1 ] || say "waiting for another apt-get, two minutes at most"
+      sleep 2
+    done
+    return 1
+  }
+  { update && as_root "${quiet[@]}" ${install/apt-get/apt-get -o DPkg::Lock::Timeout=120} >>"$log" 2>&1; } </dev/null ||
     { tail -n 15 "$log" >&2; die "apt-get failed (all of it: $log)" "run: sudo apt-get update && sudo $install"; }
   rm -f "$log"
 fi
