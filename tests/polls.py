@@ -51,9 +51,13 @@ def poll(t: float, **parts: Any) -> Poll:
 class Run:
     """Feeds polls to the policy and answers its actions as a world in which everything works."""
 
-    def __init__(self, patience: Patience = PATIENCE, canary: str = "none", capture: str = "ok") -> None:
+    def __init__(
+        self, patience: Patience = PATIENCE, canary: str = "none", capture: str = "ok", *, stacks: str = "ok",
+        why: str = "by the test",
+    ) -> None:  # fmt: skip
         self.patience, self.state = patience, State()
-        self.canary, self.capture = canary, capture
+        self.ends = {"capture": capture, "canary": canary, "stacks": stacks}
+        self.why = why
         self.events: list[Event] = []
         self.actions: list[tuple[float, Action]] = []
         self._done: tuple[Done, ...] = ()
@@ -67,9 +71,8 @@ class Run:
         self.events.extend(result.events)
         if result.action is not None:
             self.actions.append((one.t - START_T, result.action))
-            end = {"capture": self.capture, "canary": self.canary}.get(result.action, "ok")
             if result.action != "restart":
-                self._done = (Done(kind=result.action, result=end, t=one.t, why="by the test"),)
+                self._done = (Done(kind=result.action, result=self.ends[result.action], t=one.t, why=self.why),)
         return [e.kind for e in result.events]
 
     def until(self, end: float, start: float = 0.0, every: float = 10.0, **parts: Any) -> Run:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 
 import msgspec
@@ -10,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from inferops.core.budget import RESTARTS_MAX, WINDOW_S, Budget, Entry, Ledger, held, recent
+from inferops.core.verdict import BlindError
 
 
 def entry(t: float, boot: str = "b", result: str = "ok") -> Entry:
@@ -70,7 +72,9 @@ def test_spent_is_on_disk_before_and_after_a_new_process(tmp_path: Path) -> None
     budget.settle("failed")
     budget.spend(8, wall=2.0)
     assert [(e.pid, e.result) for e in Budget(path, "b", clock).read().restarts] == [(7, "failed"), (8, "spent")]
-    assert "2 restarts" in str(Budget(path, "b", clock).held())
+    budget.settle("ok")
+    assert [(e.pid, e.result) for e in Budget(path, "b", clock).read().restarts] == [(7, "failed"), (8, "ok")]
+    assert Budget(path, "b", clock).held() == "2 restarts in the last 30 minutes; look, then `inferops sentinel rearm`"
     assert path.stat().st_mode & 0o777 == 0o600
 
 
@@ -89,6 +93,56 @@ def test_the_latch_outlives_the_window_and_rearm_opens_it(tmp_path: Path) -> Non
     assert budget.held() is None
 
 
+def test_the_ledger_of_this_machine_counts_by_its_boot_and_its_boottime(tmp_path: Path) -> None:
+    path = tmp_path / "budget.json"
+    before = time.clock_gettime(time.CLOCK_BOOTTIME)
+    Budget.here(path).spend(7, wall=1.0)
+    (made,) = Budget.here(path).read().restarts
+    assert made.boot == Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    assert before <= made.t <= time.clock_gettime(time.CLOCK_BOOTTIME)
+
+
+def test_only_so_many_entries_are_kept_for_people(tmp_path: Path) -> None:
+    clock = Clock()
+    budget = Budget(tmp_path / "budget.json", "b", clock)
+    for pid in range(1, 53):
+        budget.spend(pid, wall=1.0)
+    assert [e.pid for e in budget.read().restarts] == list(range(3, 53))
+
+
+@pytest.mark.parametrize("content", [None, b"{", b"{}"])
+def test_the_end_of_a_restart_that_cannot_be_noted_is_no_error(tmp_path: Path, content: bytes | None) -> None:
+    path = tmp_path / "budget.json"
+    if content is None:
+        path.mkdir()
+    else:
+        path.write_bytes(content)
+    Budget(path, "b", Clock()).settle("ok")
+    assert content is None or path.read_bytes() == content
+    Budget(tmp_path / "none.json", "b", Clock()).settle("ok")
+
+
+def test_the_end_of_a_restart_in_a_state_directory_that_is_gone_is_no_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    budget = Budget(tmp_path / "budget.json", "b", Clock())
+    budget.spend(7, wall=1.0)
+
+    def refuse(path: Path, data: bytes) -> None:
+        raise BlindError(f"{path}: cannot write it", "make room")
+
+    monkeypatch.setattr("inferops.core.budget.write_atomic", refuse)
+    budget.settle("ok")
+
+
+def test_a_ledger_that_does_not_keep_what_was_written_is_an_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("inferops.core.budget.write_atomic", lambda path, data: None)
+    with pytest.raises(OSError, match=r"budget\.json did not keep what was written"):
+        Budget(tmp_path / "budget.json", "b", Clock()).spend(7, wall=1.0)
+
+
 @pytest.mark.parametrize(
     "content", [b"", b"{", b"[]", b'{"schema":"inferops.budget/2"}', b'{"restarts":[{"t":1}]}', b"\xff\xfe"]
 )
@@ -102,10 +156,17 @@ def test_a_broken_ledger_forbids_a_restart(tmp_path: Path, content: bytes) -> No
     assert path.read_bytes() == content
 
 
+def test_a_ledger_of_another_schema_says_which(tmp_path: Path) -> None:
+    path = tmp_path / "budget.json"
+    path.write_bytes(b'{"schema":"inferops.budget/2"}')
+    why = str(Budget(path, "b", Clock()).held())
+    assert "schema 'inferops.budget/2', expected inferops.budget/1" in why
+
+
 def test_a_symlinked_or_unreadable_ledger_forbids_a_restart(tmp_path: Path) -> None:
     path = tmp_path / "budget.json"
     path.symlink_to(tmp_path / "elsewhere")
-    assert "symlink" in str(Budget(path, "b", Clock()).held())
+    assert f"{path} is a symlink" in str(Budget(path, "b", Clock()).held())
     path.unlink()
     path.mkdir()
     assert "cannot be read" in str(Budget(path, "b", Clock()).held())

@@ -208,7 +208,7 @@ def test_a_canarys_token_says_that_an_idle_server_is_well_and_is_no_event() -> N
 
 def test_a_token_after_a_miss_is_told_and_starts_again() -> None:
     run = Run(IDLE_CANARY, canary="none").until(320)
-    run.canary = "token"
+    run.ends["canary"] = "token"
     run.until(660, start=330)
     assert run.kinds() == ["READY", "CANARY", "CANARY"]
     assert "answers again" in run.events[-1].text

@@ -125,7 +125,7 @@ def test_a_failed_capture_or_a_passing_d_state_is_tried_again(trouble: str) -> N
     stuck = HostSeen(hot=0, d_tids=(81,) if trouble == "D state" else (), gpu=False)
     run.until(300, start=70, stats=HANG, clients=CLIENT, host=stuck)
     assert run.restarts() == []
-    run.capture = "ok"
+    run.ends["capture"] = "ok"
     run.until(1200, start=310, stats=HANG, clients=CLIENT)
     assert len(run.restarts()) == 1
     assert 800 <= run.restarts()[0] <= 960  # after RETRY_S

@@ -9,6 +9,7 @@ from inferops.core.turn import REPEAT_S, Key, Turn
 
 # One process's start, read twice; a pid comes round again only after many thousand others.
 SAME_START_S = 0.5
+ENDS = ("stopped", "dead", "down")  # news again, however soon, once a process was ready in between
 
 
 def bind(turn: Turn) -> bool:
@@ -63,7 +64,7 @@ def _no_process(turn: Turn) -> None:
     if turn.s.stage == "restart":
         return
     if ended and planned:
-        turn.tell("STOPPED", "note", f"the unit is {poll.unit.active} after a planned stop", once="dead")
+        turn.tell("STOPPED", "note", f"the unit is {poll.unit.active} after a planned stop", once="stopped")
     elif ended:
         turn.tell(
             "DEAD", "alert", f"the unit is {poll.unit.active}, no planned stop seen; not started by us", once="dead"

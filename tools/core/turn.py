@@ -14,6 +14,7 @@ Stage = Literal["watch", "capture", "look", "canary", "stacks", "last", "restart
 Action = Literal["capture", "canary", "stacks", "restart"]
 EventLevel = Literal["alert", "warn", "note"]
 # What was said is not said again for so long, however often its reason comes and goes: a flapping source is one event.
+# What then goes on is said: the last word that an operator reads must become true again.
 REPEAT_S = 600.0
 
 Key = tuple[int, float | None, str | None]  # main pid, its start (BOOTTIME s), the engine's own instance id
@@ -134,17 +135,17 @@ class Turn:
         self.s, self.poll, self.p, self.dt = state, poll, patience, dt
         self.events: list[Event] = []
 
-    def tell(self, kind: str, level: EventLevel, text: str, *, once: str = "") -> None:
-        """Adds an event; with `once`, not while that word holds, nor again within REPEAT_S."""
-        if once and once in self.s.told:
-            return
+    def tell(self, kind: str, level: EventLevel, text: str, *, once: str = "") -> bool:
+        """Adds an event; with `once`, not while that word holds, and not yet within REPEAT_S of the last time: what
+        goes on is then told when that has passed. True where it is told by now."""
         if once:
-            recent = self.poll.t - self.s.said.get(once, -math.inf) < REPEAT_S
-            self.s = replace(self.s, told=self.s.told | {once})
-            if recent:
-                return
-            self.s = replace(self.s, said={**self.s.said, once: self.poll.t})
+            if once in self.s.told:
+                return True
+            if self.poll.t - self.s.said.get(once, -math.inf) < REPEAT_S:
+                return False
+            self.s = replace(self.s, told=self.s.told | {once}, said={**self.s.said, once: self.poll.t})
         self.events.append(Event(kind, level, self.poll.t, text, self.s.wclass))
+        return True
 
     def forget(self, *prefixes: str) -> None:
         """What was told holds no longer."""

@@ -96,7 +96,8 @@ def _ready(turn: Turn) -> bool:
             turn.tell("LOADING", "alert", f"{why}; never restarted while loading", once="loading")
         return False
     ready_t = line_t if line_t is not None else poll.t
-    turn.s = replace(turn.s, ready_t=ready_t, seen_t=poll.t, restart_t=None)
+    calm = s.said if lasting.looping(s) else {word: t for word, t in s.said.items() if word not in binding.ENDS}
+    turn.s = replace(turn.s, ready_t=ready_t, seen_t=poll.t, restart_t=None, said=calm)
     if s.restart_t is not None:
         turn.tell(
             "RESTARTED",
@@ -168,10 +169,11 @@ def _blind(turn: Turn, progressed: ev.Progress | None) -> None:
     poll, s, p = turn.poll, turn.s, turn.p
     known = ev.gauges(poll.stats) is not None and poll.owner is not None
     if progressed is not None or (known and (ev.idle(poll) or ev.could_show_progress(poll, p))):
-        if any(word in s.told for word in SEEING_ENDS):
-            turn.tell("SEEING", "note", "progress or gauges are seen again", once="seeing")
-        turn.s = replace(turn.s, seen_t=poll.t)
-        turn.forget(*SEEING_ENDS, "bad", "seeing")
+        turn.s = replace(s, seen_t=poll.t)
+        was_blind = any(word in s.told for word in SEEING_ENDS)
+        if not was_blind or turn.tell("SEEING", "note", "progress or gauges are seen again", once="seeing"):
+            turn.forget(*SEEING_ENDS, "seeing")
+        turn.forget("bad")
         return
     unseen = poll.t - s.seen_t
     if s.work_since is not None and ev.could_show_progress(poll, p):
@@ -204,9 +206,9 @@ def _watch(turn: Turn, progressed: ev.Progress | None) -> Step:
     idle.ended(turn)
     poll, s, p = turn.poll, turn.s, turn.p
     if progressed is not None:
-        if "stall" in s.told:
-            turn.tell("PROGRESS", "note", f"again: {progressed.by}", once="progress")
-        turn.forget("stall", "phantom", "alone", "progress")
+        if "stall" not in s.told or turn.tell("PROGRESS", "note", f"again: {progressed.by}", once="progress"):
+            turn.forget("stall", "progress")
+        turn.forget("phantom", "alone")
         return turn.end()
     found = armed.judge(s, poll, p) if poll.t >= s.hold_t else None
     if found is not None:
