@@ -147,10 +147,11 @@ def test_an_all_zero_residual_says_nothing() -> None:
 
 @pytest.mark.parametrize(
     ("engine", "line", "kind"),
-    [  # A02, A12: a status line with rates of zero is no progress; A45: nor is a refusal; B05: a client that left
+    # A02, A12: a status line with rates of zero is no progress; A45: the queue's deadline is a failure; B05: one left
+    [
         ("ninfer", "throughput interval 5.0s prefill=0.0tok/s decode=0.0tok/s running=35 waiting=115", "other"),
         ("ninfer", "throughput interval 5.0s prefill=382.6tok/s decode=118.5tok/s running=35 waiting=115", "progress"),
-        ("ninfer", "req#9 failed while queued | openai | HTTP 408 | request_queue_timeout", "other"),
+        ("ninfer", "req#9 failed while queued | openai | HTTP 408 | request_queue_timeout", "failed"),
         ("ninfer", "req#9 started | anthropic stream | 3 messages | max output 100 | tools 0", "other"),
         ("ninfer", "[engine] admission stalled head=3 lanes_free=4", "other"),
         ("ninfer", "[relief-kv] released 12 pages", "working"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -205,7 +206,7 @@ def test_the_log_speaks_for_the_instance_that_answers_and_still_does_while_stats
     main, stats = servers
     stats.answers["/stats"] = http(200, STATS)
     log = tmp_path / "r.jsonl"
-    log.write_text(record("server_start", 0.0) + start(1, 1.0) + start(9, 1.0, B))
+    log.write_text(record("server_start", 0.0) + start(1, time.time() - 60.0 - WALL) + start(9, 1.0, B))
     watched = Watched(monkeypatch, main.port, stats.port, **{"live.request_log": str(log)})
     watched.start_t = boottime() - 50.0
     [poll] = watched.polls()

@@ -132,7 +132,7 @@ def test_a_record_with_a_status_of_the_clients_is_no_failure(ninfer: profile.Pro
     assert kinds == {
         None: "failed",
         400: "other",
-        408: "other",
+        408: "failed",
         429: "other",
         499: "other",
         500: "failed",
@@ -160,7 +160,7 @@ WRONG = [
     ('instance = "0c"', 'instance = "0d"', r"stats\[0\]\.samples\[2\]", "'instance': '0c'"),
     (": parked", ": packed", r"stats\[0\]\.samples\[2\]", "not know: parked"),
     ('["[relief-kv] released', '["relief-kv] released', r"journal\.working\[0\]\.hits\[0\]", "does not find it"),
-    (r"\| HTTP 5\d\d", r"\| HTTP \d\d\d", r"journal\.failed\[0\]\.misses\[0\]", "the pattern finds it"),
+    (r"HTTP (?:5\d\d|408)", r"HTTP \d\d\d", r"journal\.failed\[0\]\.misses\[0\]", "the pattern finds it"),
     ('"what is [relief-kv]', '"[relief-kv]', r"journal\.working\[0\]\.misses\[0\]", "the pattern finds it"),
 ]  # fmt: skip
 

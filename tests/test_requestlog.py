@@ -132,12 +132,33 @@ def test_rotation_by_rename_and_by_truncation_lose_nothing(log: Log, copied: boo
     log.look(3.0)
     log.add(done(1, 4.0))
     if copied:
-        assert log.look(4.5) == RequestsSeen(done=1, done_t=4.0, open=1, oldest_t=2.0)
+        log.add(done(2, 4.0))
+        assert log.look(4.5) == RequestsSeen(done=2, done_t=4.0, open=0)
         os.truncate(log.path, 0)
-    else:
-        log.path.rename(log.path.with_suffix(".1"))
+        log.add(start(3, 5.0), done(3, 5.0))
+        assert log.look(6.0) == RequestsSeen(done=3, done_t=5.0, open=0)
+        return
+    log.path.rename(log.path.with_suffix(".1"))
     log.add(done(2, 5.0))
     assert log.look(6.0) == RequestsSeen(done=2, done_t=5.0, open=0)
+
+
+def test_what_is_open_when_the_file_is_cut_short_may_have_ended_unread(log: Log) -> None:
+    log.add(start(1, 1.0), start(2, 2.0))
+    log.look(3.0)
+    log.add(done(1, 4.0))
+    os.truncate(log.path, 0)
+    log.add(start(3, 5.0))
+    assert log.look(6.0) == RequestsSeen(open=1, oldest_t=5.0)
+
+
+def test_an_id_that_comes_again_is_another_request(log: Log) -> None:
+    log.add(start(1, 1.0), start(2, 2.0))
+    log.look(3.0)
+    log.add(start(1, 4.0))
+    assert log.look(5.0) == RequestsSeen(open=2, oldest_t=2.0)
+    log.add(done(2, 6.0))
+    assert log.look(7.0) == RequestsSeen(done=1, done_t=6.0, open=1, oldest_t=4.0)
 
 
 def test_while_the_new_file_is_empty_the_old_one_is_followed(log: Log) -> None:
@@ -173,6 +194,12 @@ def test_a_record_is_placed_between_two_reads() -> None:
     assert boottime_of((WALL + 5.0) * 1000, now=20.0, wall=WALL + 20.0, since=10.0) == 10.0
     assert boottime_of((WALL + 25.0) * 1000, now=20.0, wall=WALL + 20.0, since=10.0) == 20.0
     assert boottime_of(None, now=20.0, wall=WALL + 20.0, since=10.0) == 20.0
+
+
+def test_a_stamp_from_before_this_machines_boot_is_of_another_clock() -> None:
+    assert boottime_of((WALL - 1.0) * 1000, now=20.0, wall=WALL + 20.0, since=0.0) == 20.0
+    assert boottime_of(WALL * 1000, now=20.0, wall=WALL + 20.0, since=0.0) == 0.0
+    assert boottime_of((WALL - 1.0) * 1000, now=20.0, wall=WALL + 20.0, since=10.0) == 20.0
 
 
 def test_a_read_is_bounded_and_tells_nothing_until_it_reached_the_end(

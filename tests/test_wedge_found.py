@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import msgspec
 import pytest
 
-from inferops.core.poll import Done, Gate, Health, HostSeen, JournalSeen, Poll, Stats, UnitSeen
-from tests.polls import CLIENT, ERROR, HANG, SILENT, START_T, Run, ok, poll
+from inferops.core.poll import Done, Gate, Health, HostSeen, JournalSeen, Poll, RequestsSeen, Stats, UnitSeen
+from tests.polls import CLIENT, ERROR, HANG, PATIENCE, SILENT, START_T, Run, ok, poll
 from tests.test_wedge import decoding, other_pid
 
 ODD = Health(answer="odd", code=404)
@@ -298,3 +299,218 @@ def test_old_gauges_and_a_health_probe_that_hangs_only_now_are_no_work_for_the_b
     assert "ARMED" not in run.kinds()
     run.until(900, start=540, stats=None, clients=(), health=SILENT)
     assert run.at("ARMED") == 400 + 150
+
+
+# --- what the second round of fresh readers broke: healthy servers first
+
+OLD = Stats(answer="ok", active=1, queued=0, counters={"prompt_total": 6886.0, "predicted_total": 3469.0})
+NINFER = replace(PATIENCE, cpu_is_evidence=False, counters_move_in_prefill=False, canary_moves_at_most=64.0)
+LLAMA = replace(PATIENCE, busy_counter="n_decode_total", counter_digits=6)
+
+
+def test_counters_of_which_none_moves_in_any_work_are_no_proof() -> None:
+    """A fork of llama-server without n_decode_total, on a GPU, its journal unread, in the middle of an answer."""
+    run = Run(LLAMA).until(60, clients=(), stats=OLD).until(
+        400, start=70, stats=OLD, clients=CLIENT, host=GPU, journal=None)  # fmt: skip
+    assert (run.restarts(), run.kinds()) == ([], ["READY", "BLIND"])
+    assert "no counter that moves in any work (n_decode_total)" in run.events[-1].text
+
+
+@pytest.mark.parametrize(("n", "armed"), [(999_999.0, True), (1_000_000.0, False)])
+def test_a_counter_that_outgrew_its_digits_moves_in_steps(n: float, armed: bool) -> None:
+    run = Run(LLAMA).until(60, stats=ok(1, n=n - 1), clients=CLIENT)
+    run.until(400, start=70, stats=ok(1, n=n), clients=CLIENT, host=GPU, journal=None)
+    assert ("ARMED" in run.kinds()) == armed
+    assert ("BLIND" in run.kinds()) == (not armed)
+
+
+@pytest.mark.parametrize(("rise", "resumed"), [(4.0, False), (100.0, False), (200.0, True)])
+def test_a_canary_may_move_such_a_counter_by_a_whole_step(rise: float, resumed: bool) -> None:
+    run = Run(LLAMA).until(60, stats=lambda t: ok(1, n=2e7 - 200 if t < 60 else 2e7), clients=CLIENT)
+    run.until(240, start=70, stats=ok(1, n=2e7), clients=CLIENT)
+    assert run.state.canary_out
+    run.feed(poll(250, stats=ok(1, n=2e7 + rise), clients=CLIENT))
+    assert ("RESUMED" in run.kinds()) == resumed
+
+
+def test_phantom_gauges_that_a_live_request_log_contradicts_restart_nothing() -> None:
+    """A mass abort leaves gauges until the next token; then somebody opens a page and keeps the connection."""
+    ended = RequestsSeen(open=0, other=6)
+    run = Run(NINFER).until(60, host=GPU, stats=ok(), requests=ended)
+    run.until(600, start=70, host=GPU, stats=ok(6, n=200), clients=("10.0.0.9:4000",), requests=ended)
+    assert (run.restarts(), run.kinds()) == ([], ["READY", "STALL", "BLIND"])
+    assert "the request log has an end for each request" in run.events[-1].text
+    silent = Run(NINFER).until(60, host=GPU, stats=ok(), requests=RequestsSeen(open=0))
+    silent.until(600, start=70, host=GPU, stats=ok(6, n=200), clients=("10.0.0.9:4000",), requests=RequestsSeen(open=0))
+    assert len(silent.restarts()) == 1, "a log without one end may be one that nobody writes"
+
+
+def test_nor_does_such_a_log_speak_against_a_server_that_does_not_answer() -> None:
+    """Frozen before it wrote the request's start."""
+    ended = RequestsSeen(open=0, other=6)
+    run = Run().until(60, requests=ended).until(400, start=70, stats=HANG, clients=CLIENT, requests=ended)
+    assert len(run.restarts()) == 1
+
+
+@pytest.mark.parametrize(("canary", "restarts"), [("none", 1), ("inconclusive", 0), ("not-sent", 0), ("token", 0)])
+def test_idle_gauges_and_an_open_request_restart_only_with_a_canary_that_says_so(canary: str, restarts: int) -> None:
+    """The end of that request may be lost, and the connection kept alive."""
+    log = RequestsSeen(open=1, oldest_t=START_T + 65, done=3, done_t=START_T + 55)
+    run = Run(NINFER, canary=canary).until(60, host=GPU, stats=ok())
+    run.until(500, start=70, host=GPU, stats=ok(), clients=CLIENT, requests=log)
+    assert len(run.restarts()) == restarts
+    if canary != "token":
+        assert ("not restarted: stats say idle" in run.events[-1].text) == (not restarts)
+
+
+@pytest.mark.parametrize(("mb", "armed"), [(200.0, False), (199.0, True)])
+def test_weights_that_are_read_from_disk_again_are_work(mb: float, armed: bool) -> None:
+    run = Run().until(60, stats=decoding, clients=CLIENT)
+    reads = HostSeen(hot=0, gpu=False, read_mb=mb, d_tids=(7,))
+    run.until(600, start=70, stats=ok(1, n=3600), clients=CLIENT, host=reads)
+    assert ("ARMED" in run.kinds()) == armed
+
+
+def test_reading_from_disk_is_work_for_an_hour_and_no_longer() -> None:
+    run = Run().until(60, stats=decoding, clients=CLIENT)
+    reads = HostSeen(hot=0, gpu=False, read_mb=900.0)
+    run.until(4000, start=70, stats=ok(1, n=3600), clients=CLIENT, host=reads)
+    assert run.at("ARMED") == 60 + 3600 + 150
+
+
+# --- what was never told
+
+
+@pytest.mark.parametrize(
+    "parts",
+    [
+        {"health": SILENT, "clients": CLIENT},
+        {"health": Health(answer="refused"), "owner": "nobody"},
+        {"health": Health(answer="odd", code=404)},
+    ],
+)
+def test_idle_stats_beside_a_port_that_answers_nobody_are_blind(parts: dict[str, Any]) -> None:
+    run = Run(NINFER).until(60, host=GPU).until(219, start=70, host=GPU, **parts)
+    assert run.kinds() == ["READY"]
+    run.until(1000, start=220, host=GPU, **parts).until(1100, start=1010, host=GPU)
+    assert (run.kinds(), run.at("BLIND")) == (["READY", "BLIND", "SEEING"], 70 + 150)
+    assert "stats say idle, and health has no answer for 150 s" in run.events[1].text
+
+
+def test_health_that_hangs_beside_tokens_is_no_blindness() -> None:
+    run = Run(NINFER).until(60, host=GPU).until(2000, start=70, host=GPU, health=SILENT, stats=decoding, clients=CLIENT)
+    assert run.kinds() == ["READY"]
+    run = Run(NINFER).until(60, host=GPU).until(2000, start=70, host=GPU, health=None)
+    assert run.kinds() == ["READY"], "not asked is not unanswered"
+
+
+@pytest.mark.parametrize(
+    ("parts", "wclass"),
+    [
+        ({"clients": ()}, "D"),
+        ({"clients": CLIENT}, "C"),
+        ({"clients": (), "journal": None}, None),
+        ({"clients": (), "stats": HANG}, None),
+        ({"clients": (), "stats": decoding}, None),
+    ],
+)
+def test_class_d_with_a_gauge_left_over_from_who_was_served_when_the_engine_died(
+    parts: dict[str, Any], wclass: str | None
+) -> None:
+    run = Run(NINFER).until(60, host=GPU)
+    run.until(1000, start=70, **({"host": GPU, "health": ERROR, "stats": ok(active=1)} | parts))
+    assert [e.wclass for e in run.events if e.kind == "WEDGE"] == ([wclass] if wclass else [])
+    assert wclass != "D" or run.at("ARMED") == 70 + 150
+
+
+# --- a machine that slept
+
+
+def asleep(first: dict[str, Any], then: dict[str, Any] | None = None, slept: float = 3600.0) -> list[str]:
+    """What an hour's sleep leads to in the ten polls after it."""
+    run = Run(NINFER).until(60, host=GPU).until(100, start=70, host=GPU, **first)
+    run.until(100 + slept + 100, start=100 + slept, host=GPU, **(first if then is None else then))
+    return [kind for kind in run.kinds() if kind != "READY"]
+
+
+def under_way(t: float) -> Stats:
+    return Stats(answer="ok", active=1, queued=0, free_slots=1, counters={"n_decode_total": t}, tasks=("9",), ended=3)
+
+
+@pytest.mark.parametrize(
+    "parts",
+    [
+        {"stats": under_way, "clients": CLIENT},
+        {"stats": decoding, "clients": CLIENT, "requests": RequestsSeen(open=1, oldest_t=START_T + 75)},
+        {"requests": RequestsSeen(failed=3, failing=3, failing_t=START_T + 70, failed_t=START_T + 90)},
+        {"stats": lambda t: HANG if t > 100 else ok()},
+        {"unit": UnitSeen(active="activating", sub="auto-restart")},
+    ],
+)
+def test_an_hours_sleep_ages_nothing(parts: dict[str, Any]) -> None:
+    assert asleep(parts) == []
+
+
+def test_a_sleep_while_it_loads_or_right_after_our_restart_is_no_failure() -> None:
+    loads: dict[str, Any] = {"health": Health(answer="loading"), "stats": Stats(answer="loading"),
+                             "journal": JournalSeen()}  # fmt: skip
+    run = Run().until(30, **loads).until(4000, start=3630, **loads)
+    assert run.kinds() == []
+    run = Run().until(60, stats=decoding, clients=CLIENT).until(300, start=70, stats=HANG, clients=CLIENT)
+    done = Done(kind="restart", result="ok", t=START_T + 310)
+    run.feed(poll(310, unit=other_pid(78, 305), done=(done,), journal=JournalSeen(), health=Health(answer="refused"),
+                  owner="nobody"))  # fmt: skip
+    run.until(4000, start=3910, unit=other_pid(78, 305), journal=JournalSeen())
+    assert run.kinds()[-1] == "RESTARTED"
+
+
+def test_every_other_poll_too_late_is_too_seldom_to_judge_and_one_in_three_is_not() -> None:
+    run, t = Run().until(60), 60.0
+    for n in range(12):
+        t += 35 if n % 2 else 10
+        run.feed(poll(t))
+    assert run.kinds() == ["READY", "BLIND"]
+    assert "too seldom to judge" in run.events[-1].text
+    run.until(t + 3000, start=t + 10)
+    assert run.state.late == 0
+    run, t = Run().until(60), 60.0
+    for n in range(60):
+        t += 10 if n % 3 else 35
+        run.feed(poll(t))
+    assert run.kinds() == ["READY"]
+
+
+# --- the last word is true
+
+
+def test_what_goes_on_after_a_flap_is_told_when_ten_minutes_have_passed() -> None:
+    bad = Stats(answer="bad", why="html")
+    run = Run().until(60).until(100, start=70, stats=bad).until(110, start=110).until(2000, start=120, stats=bad)
+    assert [(e.kind, e.t - START_T) for e in run.events][1:] == [("BLIND", 80), ("SEEING", 110), ("BLIND", 680)]
+
+
+def test_a_second_seeing_within_ten_minutes_is_told_when_they_have_passed() -> None:
+    bad = Stats(answer="bad", why="html")
+    run = Run().until(60).until(100, start=70, stats=bad).until(110, start=110).until(690, start=120, stats=bad)
+    run.until(2000, start=700)
+    assert [(e.kind, e.t - START_T) for e in run.events][1:] == [
+        ("BLIND", 80), ("SEEING", 110), ("BLIND", 680), ("SEEING", 710)]  # fmt: skip
+
+
+def test_a_stall_that_ended_is_told_to_have_ended() -> None:
+    def halts(t: float) -> Stats:
+        return ok(1, n=100 if t < 140 else min(t, 600) if t < 700 else t)
+
+    run = Run(NINFER).until(2000, stats=halts, clients=CLIENT, host=GPU)
+    assert [(e.kind, e.t - START_T) for e in run.events][1:] == [
+        ("STALL", 80), ("PROGRESS", 140), ("STALL", 680), ("PROGRESS", 740)]  # fmt: skip
+
+
+def test_down_again_right_after_it_was_up_is_told_again_at_once() -> None:
+    down = UnitSeen(active="failed")
+    planned = JournalSeen(stopping_t=START_T + 400)
+    run = Run().until(60).until(100, start=70, unit=down).until(200, start=110, unit=other_pid(78, 105))
+    run.until(300, start=210, unit=down)
+    assert [(e.kind, e.t - START_T) for e in run.events if e.kind == "DEAD"] == [("DEAD", 70), ("DEAD", 210)]
+    run.until(390, start=310, unit=other_pid(79, 305)).until(440, start=400, unit=down, journal=planned)
+    assert run.kinds()[-1] == "STOPPED"

@@ -14,7 +14,7 @@ from typing import Any
 
 from inferops.core.poll import Done, Gate, Health, HostSeen, JournalSeen, RequestsSeen, Stats, UnitSeen
 from tests.field_cases import ALERTS, CALM, GPU, NINFER, REFUSED, WEDGES, at_times, gauges, process, written
-from tests.polls import CLIENT, ERROR, HANG, PATIENCE, READY, SILENT, START_T, Run, poll
+from tests.polls import CLIENT, ERROR, HANG, PATIENCE, SILENT, START_T, Run, poll
 from tests.test_field_cases import name, played
 from tests.test_wedge import decoding
 
@@ -74,7 +74,15 @@ def asked(*ends: str) -> Run:
 
 def failing(until: float, **more: Any) -> Callable[[float], RequestsSeen]:
     return lambda t: RequestsSeen(
-        **({"failed": int(t // 10), "failing": int(t // 10), "failing_t": START_T + 10} | more)
+        **(
+            {
+                "failed": int(t // 10),
+                "failing": int(t // 10),
+                "failing_t": START_T + 10,
+                "failed_t": START_T + t // 10 * 10,
+            }
+            | more
+        )
     )
 
 

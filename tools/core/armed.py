@@ -32,8 +32,12 @@ def judge(s: State, poll: Poll, p: Patience) -> tuple[str, str] | None:
         return None
     bound = bound_s(s, p)
     error = poll.health is not None and poll.health.answer == "unavailable"
-    if error and s.error_since is not None and ev.idle(poll) and poll.t - max(s.error_since, s.progress_t) >= bound:
-        return "D", f"health answers an error for {poll.t - s.error_since:.0f} s, gauges known and zero"
+    if error and s.error_since is not None and poll.t - max(s.error_since, s.progress_t) >= bound:
+        for_s = f"health answers an error for {poll.t - s.error_since:.0f} s"
+        if ev.idle(poll):
+            return "D", f"{for_s}, gauges known and zero"
+        if poll.clients == () and ev.gauges(poll.stats) is not None and ev.could_show_progress(poll, p):
+            return "D", f"{for_s}, no client is connected, and what the gauges say does not move"
     if not ev.could_show_progress(poll, p):
         return None
     if s.missed >= idle.MISSES:
@@ -117,8 +121,8 @@ def go_on(turn: Turn, progressed: ev.Progress | None) -> Step:
 
 
 def _stand_down(turn: Turn) -> Step:
-    turn.s = replace(turn.s, stage="watch", wclass="", captured=False, canary_out=False, d_tids=frozenset(),
-                     retry_t=math.inf, missed=0, idle_t=turn.poll.t)  # fmt: skip
+    turn.s = replace(turn.s, stage="watch", wclass="", captured=False, canary_out=False, canaried=False,
+                     d_tids=frozenset(), retry_t=math.inf, missed=0, idle_t=turn.poll.t)  # fmt: skip
     turn.forget("stall", "phantom", "alone", "held", "blind:armed")
     return turn.end()
 
@@ -180,7 +184,7 @@ def _awaiting_canary(turn: Turn, ended: Mapping[str, Done]) -> Step:
     turn.tell("CANARY", level, f"{done.result}: {done.why}" if done.why else done.result)
     stats = turn.poll.stats
     own = stats.counters if stats is not None and stats.answer == "ok" else {}  # what the canary moved is no progress
-    turn.s = replace(turn.s, canary_out=False, counters={**turn.s.counters, **own})
+    turn.s = replace(turn.s, canary_out=False, counters={**turn.s.counters, **own}, canaried=done.result == "none")
     return _to_stacks(turn)
 
 
@@ -208,7 +212,9 @@ def _deciding(turn: Turn, ended: Mapping[str, Done]) -> Step:
     turn.s = replace(s, wclass=found[0])
     text = f"class {found[0]}, pid {s.pid}: {found[1]}"
     held = "action is alert" if p.action != "restart" else "budget and lock unknown"
-    if p.action == "restart" and poll.gate is not None:
+    if p.action == "restart" and found[0] == "A" and ev.idle(poll) and not s.canaried:
+        held = "stats say idle, and no canary says otherwise"  # a lost end of a request and an open connection
+    elif p.action == "restart" and poll.gate is not None:
         held = poll.gate.held or ""
     if held:
         turn.tell("WEDGE", "alert", f"{text}; not restarted: {held}", once=f"held:{held[:HELD_CHARS]}")

@@ -7,6 +7,7 @@ request.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -16,6 +17,8 @@ from inferops.core.poll import Poll, Stats
 # Two: a blocked engine heats none, a spinning one heats exactly one, a prefill on CPU heats every compute thread
 # (llama-server b10068, -t 2, futex and spin injected inside llama_decode).
 HOT_THREADS_MIN = 2
+# A disk reads 100 MB/s and more while a server pages its weights in; a log file or a cache beside it is far below.
+READ_MB_S_MIN = 20.0
 STATS_HANG = "stats unanswered by the engine"
 HEALTH_HANGS = "health unanswered"
 NO_WORK_ALONE = (STATS_HANG, HEALTH_HANGS)  # they agree with work, they are none
@@ -26,7 +29,8 @@ class Patience:
     """The settings the policy holds under; seconds unless the name says otherwise. Defaults are design values:
     `stall_s` is the longest queue deadline of an engine (120) plus 30; a queue was once worked for 112 s before it
     moved (`relief_max_s` leaves five times that). `idle_canary_s` 0: no canary is sent to an idle server.
-    `counters_move_in_prefill`: a healthy prefill, however long, moves one of the counters."""
+    `counters_move_in_prefill`: a healthy prefill, however long, moves the counter `busy_counter` ("": one of them);
+    they are printed with so many digits (`counter_digits`; 0: with all), beyond which they move in steps."""
 
     poll_s: float = 10.0
     stall_s: float = 150.0
@@ -43,13 +47,15 @@ class Patience:
     stacks: bool = True
     cpu_is_evidence: bool = False
     counters_move_in_prefill: bool = True
+    busy_counter: str = ""
+    counter_digits: int = 0
     stats_wait_for_engine: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Progress:
     """One piece of evidence that the engine works, with the moment (BOOTTIME) it speaks for. `weak`: only for a bounded
-    time (busy threads, a queue that is worked)."""
+    time (busy threads, weights read from disk, a queue that is worked)."""
 
     t: float
     by: str
@@ -64,13 +70,19 @@ class Gauges(NamedTuple):
     stuck: int
 
 
-def moved(prev: Mapping[str, float], now: Mapping[str, float], allowance: float) -> str | None:
-    """The first counter that rose by more than `allowance`, as "name +n"; a fall is a new task or a reset, not work."""
+def moved(prev: Mapping[str, float], now: Mapping[str, float], allowance: float, digits: int = 0) -> str | None:
+    """The first counter that rose by more than `allowance`, as "name +n"; a fall is a new task or a reset, not work.
+    A counter printed with so many `digits` may rise by a whole step through what `allowance` allows."""
     for name, value in now.items():
         rise = value - prev.get(name, value)
-        if rise > allowance:
+        if rise > max(allowance, _step(value, digits) if allowance else 0.0):
             return f"{name} +{rise:g}"
     return None
+
+
+def _step(value: float, digits: int) -> float:
+    """The least rise that a counter printed with `digits` digits can show: 10 for 1.90511e+06 with 6."""
+    return 10.0 ** (math.floor(math.log10(value)) + 1 - digits) if digits and value >= 10.0**digits else 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,7 +103,8 @@ def progress_in(poll: Poll, p: Patience, known: Known) -> tuple[Progress, ...]:
     """Every evidence of progress in this poll, the strongest first: a line may be older than what the threads show."""
     found: list[Progress] = []
     if poll.stats is not None and poll.stats.answer == "ok":
-        name = moved(known.counters, poll.stats.counters, p.canary_moves_at_most if known.canary_out else 0.0)
+        allowance = p.canary_moves_at_most if known.canary_out else 0.0
+        name = moved(known.counters, poll.stats.counters, allowance, p.counter_digits)
         if name is not None:
             found.append(Progress(poll.t, name))
     line = None if known.canary_out else dated(poll)  # while it is out, a line or an end may be its own
@@ -100,6 +113,9 @@ def progress_in(poll: Poll, p: Patience, known: Known) -> tuple[Progress, ...]:
     hot = poll.host.hot if poll.host is not None and cpu_speaks(poll, p) else None
     if (hot or 0) >= HOT_THREADS_MIN and poll.t <= known.cpu_until:
         found.append(Progress(poll.t, f"{hot} compute threads busy", weak=True))
+    read_mb = (poll.host.read_mb if poll.host is not None else None) or 0.0
+    if read_mb >= READ_MB_S_MIN * p.poll_s and poll.t <= known.cpu_until:
+        found.append(Progress(poll.t, f"{read_mb:.0f} MB read from disk", weak=True))
     working_t = poll.journal.working_t if poll.journal is not None and not known.canary_out else None
     if working_t is not None and known.working_t < working_t <= known.relief_until:
         found.append(Progress(min(working_t, poll.t), "a line of a queue that is being worked", weak=True))
@@ -135,9 +151,12 @@ def could_show_progress(poll: Poll, p: Patience) -> bool:
 
 
 def counters_speak(poll: Poll, p: Patience) -> bool:
-    """True where this poll's counters would have moved in any healthy work."""
-    return bool(p.counters_move_in_prefill and poll.stats is not None and poll.stats.answer == "ok"
-                and poll.stats.counters)  # fmt: skip
+    """True where this poll's counters would have moved in any healthy work: not where the one that does is missing, nor
+    where it has outgrown the digits it is printed with."""
+    if not p.counters_move_in_prefill or poll.stats is None or poll.stats.answer != "ok":
+        return False
+    busy = {n: v for n, v in poll.stats.counters.items() if n == p.busy_counter or not p.busy_counter}
+    return any(_step(value, p.counter_digits) == 0.0 for value in busy.values())
 
 
 def gauges(stats: Stats | None) -> Gauges | None:
@@ -160,7 +179,8 @@ def work_sources(
     """Which sources say that work is outstanding. `last` is this process's latest stats answer, `idle_clients` the
     connections that were open at its last idle answer: kept-alive ones are no work. Before any idle answer there is no
     telling, and every connection agrees with gauges that say work, unless the request log has an end for each request.
-    A request that a canary's token came after (`proof_t`) is lost, it shows no wedge."""
+    A request that a canary's token came after (`proof_t`) is lost, it shows no wedge. Gauges that a live request log
+    contradicts have no connection to agree with either."""
     says: list[str] = []
     fresh = gauges(poll.stats)
     # Old gauges count while the endpoint hangs or nothing answers. Where it answers nonsense or was not read, the work
@@ -174,8 +194,11 @@ def work_sources(
     if lost := unanswered(poll, proof_t):
         says.append(f"{lost} request{'s' if lost > 1 else ''} without an end in the request log")
     waiting = new_clients(poll, idle_clients)
-    if says and idle_clients is None and not (poll.requests is not None and poll.requests.open == 0):
-        waiting = len(poll.clients or ())
+    log_idle = poll.requests is not None and poll.requests.open == 0
+    if says and idle_clients is None:
+        waiting = 0 if log_idle else len(poll.clients or ())
+    elif log_idle and fresh is not None and sum(fresh) > 0 and log_lives(poll):
+        waiting = 0
     if waiting:
         says.append(f"{waiting} client connection{'s' if waiting > 1 else ''}")
     if waiting and p.stats_wait_for_engine and poll.stats is not None and poll.stats.answer == "timeout":
@@ -191,6 +214,12 @@ def unanswered(poll: Poll, proof_t: float) -> int:
     if log is None or not log.open or poll.clients == () or log.oldest_t is None or log.oldest_t <= proof_t:
         return 0
     return log.open
+
+
+def log_lives(poll: Poll) -> bool:
+    """True where the request log has shown the end of any request of this process."""
+    log = poll.requests
+    return log is not None and log.done + log.failed + log.other > 0
 
 
 def new_clients(poll: Poll, idle_clients: frozenset[str] | None) -> int:
@@ -229,6 +258,10 @@ def why_blind(poll: Poll, p: Patience) -> str:
     parts.append("journal not readable" if poll.journal is None else "no progress line in the journal")
     if not p.counters_move_in_prefill:
         parts.append("counters stand still in a prefill here")
+    elif poll.stats is not None and poll.stats.counters and not counters_speak(poll, p):
+        parts.append(f"no counter that moves in any work ({p.busy_counter or 'they are too large'})")
+    if poll.requests is not None and poll.requests.open == 0 and log_lives(poll):
+        parts.append("the request log has an end for each request")
     if not cpu_speaks(poll, p):
         parts.append("CPU is no evidence here")
     return "; ".join(parts)

@@ -9,7 +9,8 @@ from dataclasses import replace
 from inferops.core import evidence as ev
 from inferops.core.turn import State, Turn
 
-# Two failures may be two bad requests; a server that fails three of three for `stall_s` serves nobody.
+# Two failures may be two bad requests, three in two seconds one client's retries; a server that fails three of three
+# over `stall_s` serves nobody.
 FAILED_MIN = 3
 # RestartSec=2 with systemd's defaults never reaches the start limit: a counter of 9 and rising, unit "active".
 LOOP_RISES = 3
@@ -53,12 +54,13 @@ def _failing(turn: Turn) -> None:
         turn.s = s = replace(s, generated=generated, generated_t=poll.t if more else s.generated_t)
     if log is None:
         return
-    since = max(log.failing_t if log.failing_t is not None else math.inf, s.generated_t)
-    if log.failing < FAILED_MIN or poll.t - since < turn.p.stall_s:
+    since = max(log.failing_t if log.failing_t is not None else math.inf, s.generated_t, s.woke_t)
+    failed_s = (log.failed_t if log.failed_t is not None else -math.inf) - since  # until the last one, not until now
+    if log.failing < FAILED_MIN or failed_s < turn.p.stall_s:
         turn.forget("failing")
         return
     turn.tell("FAILING", "alert", f"class G: each of the last {log.failing} requests ended in a server error, for "
-              f"{poll.t - since:.0f} s, and no token came out; not restarted for that", once="failing")  # fmt: skip
+              f"{failed_s:.0f} s, and no token came out; not restarted for that", once="failing")  # fmt: skip
 
 
 def _starved(turn: Turn) -> None:
@@ -74,7 +76,7 @@ def _starved(turn: Turn) -> None:
         ages["requests wait or run and none ended"] = s.ended_t
     log = poll.requests
     if log is not None and log.open and log.oldest_t is not None and poll.clients != ():
-        ages["the oldest request of the log has no end"] = log.oldest_t
+        ages["the oldest request of the log has no end"] = max(log.oldest_t, s.woke_t)
     what, since = min(ages.items(), key=lambda item: item[1], default=("", math.inf))
     if poll.t - since < p.request_max_s:
         turn.forget("starved")

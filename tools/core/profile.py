@@ -107,6 +107,7 @@ def loads(text: str, name: str) -> Profile:
             _check_pattern(profile, kind, index, item, where)
     for index, source in enumerate(profile.stats):
         _check_source(source, index, where)
+    _check_busy(profile, where)
     if profile.requests is not None:
         _check_requests(profile.requests, where)
     _check_canary(profile.canary, where)
@@ -178,6 +179,14 @@ def _check_source(source: StatsSource, index: int, where: Where) -> None:
             raise _refusal(where, (*keys, "samples", i), str(error)) from None
         if (gives := plainly(row)) != sample.gives:
             raise _refusal(where, (*keys, "samples", i), f"expected {sample.gives}, got {gives}")
+
+
+def _check_busy(profile: Profile, where: Where) -> None:
+    known = {name for source in profile.stats for sample in source.samples for name in sample.gives.get("counters", {})}
+    if profile.busy_counter and profile.busy_counter not in known:
+        meant = near(profile.busy_counter, tuple(sorted(known)))
+        said = f"no sample gives a counter {escape(repr(profile.busy_counter))}{meant}"
+        raise _refusal(where, ("busy_counter",), said)
 
 
 def _check_requests(requests: Requests, where: Where) -> None:

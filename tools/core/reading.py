@@ -202,7 +202,8 @@ class Canary(_Part, frozen=True, kw_only=True):
 
 class Profile(_Part, frozen=True, kw_only=True):
     """One engine. Times in seconds; `stall_why` and the whys are for people. `counters_move_in_prefill`: in any healthy
-    work, however long, one counter at least moves; `stats_port`: where the stats are if no setting says."""
+    work, however long, `busy_counter` moves, or one counter at least where none is named; `counter_digits`: they are
+    printed with so many digits; `stats_port`: where the stats are if no setting says."""
 
     name: Annotated[str, Meta(pattern=r"^[a-z0-9][a-z0-9.-]{0,40}$")]
     stall_min_s: Seconds
@@ -210,6 +211,8 @@ class Profile(_Part, frozen=True, kw_only=True):
     slowest_cadence_s: Seconds
     cpu_is_evidence: bool
     counters_move_in_prefill: bool
+    busy_counter: str = ""
+    counter_digits: Annotated[int, Meta(ge=0, le=17)] = 0
     health: Health
     stats_port: Annotated[int, Meta(ge=1, le=65_535)] | None = None
     stats: tuple[StatsSource, ...]

@@ -1,7 +1,9 @@
 """Follows an engine's request log, JSON Lines that only grow, and tallies the requests of each instance in it.
 
 One file holds every server that ever wrote to it, so a figure belongs to one instance or means nothing.
-Blind to: requests that began more than TAIL_BYTES before the end when it was first read.
+Blind to: requests that began more than TAIL_BYTES before the end when it was first read; what was written right before
+the file was cut short, and a cut that was written over up to the old length between two reads (copytruncate of
+logrotate: let it rename instead).
 """
 
 from __future__ import annotations
@@ -43,7 +45,8 @@ class Tally:
         if row.kind == "start":
             self.starts = True
             if row.id is not None:
-                self.open.setdefault(row.id, t)
+                self.open.pop(row.id, None)  # its end was lost: the id is another request's now
+                self.open[row.id] = t
             if len(self.open) > OPEN_MAX:
                 del self.open[next(iter(self.open))]
         elif row.kind is not None:
@@ -69,8 +72,9 @@ class Tally:
 
 def boottime_of(t_ms: float | None, now: float, wall: float, since: float) -> float:
     """A record's Unix time as BOOTTIME, within [since, now]: between the read before and this one it was written,
-    whatever the wall clock did meanwhile. Without a stamp: now."""
-    return now if t_ms is None else min(max(now - (wall - t_ms / 1000.0), since), now)
+    whatever the wall clock did meanwhile. Without a stamp, or with one from before this machine's boot: now."""
+    t = now if t_ms is None else now - (wall - t_ms / 1000.0)
+    return min(max(t if t >= 0 else now, since), now)
 
 
 class Lines:
@@ -201,6 +205,9 @@ class RequestLog:
             self._fd = fd
         elif ours.st_size >= self._at:
             return False
+        else:  # cut short: ends that stood there and were not read yet are lost
+            for tally in self._tallies.values():
+                tally.open.clear()
         self._at, self._lines = 0, Lines(inside=False)
         return True
 

@@ -35,17 +35,18 @@ class Event:
 class State:
     """All that the policy remembers; it belongs to one process (`key`) and dies with it. Times are BOOTTIME s.
 
-    progress_t: last evidence of progress (real_progress_t: without the weak kind); dated_t, working_t: the newest line
-    or end, and line of a worked queue, counted; proof_t: when a canary last got a token; proofs: how many did since the
-    last real progress; seen_t: last poll with gauges or progress; error_since: health says 5xx since;
-    silent_since: health gives no answer since; late: polls in a
-    row that came after a gap; stands_t: last poll on which the armed class stood; retry_t: when a capture is tried
-    again; hold_t: nothing arms before, since a restart failed; tasks: since when each running request is seen;
-    ended_t: when the number of `ended` requests last changed or nothing was there; generated: tokens so far,
-    generated_t: when they last rose; rises: when the unit's NRestarts rose, `restarts` its last value; idle_t: when the
-    last canary to an idle server ended, `missed`: how many in a row got no token; ours: the process whose restart was
-    ours; restart_t: since when our restart waits to be verified; done: ends of actions that no poll could take yet;
-    told: what holds and is not said twice; said: when each word was last said.
+    progress_t: last evidence of progress (real_progress_t: without the weak kind); dated_t, working_t: the newest
+    line or end, and line of a worked queue, counted; proof_t: when a canary last got a token; proofs: how many did
+    since the last real progress; seen_t: last poll with gauges or progress; error_since: health says 5xx since;
+    silent_since: health gives no answer since, deaf_since: none that is known; woke_t: when the last gap ended: what
+    a poll dates before it may have slept too; late: two more for a poll that came after a gap, one less for one that
+    did not; canaried: a canary of this incident got no token; stands_t: last poll on which the armed class stood;
+    retry_t: when a capture is tried again; hold_t: nothing arms before, since a restart failed; tasks: since when
+    each running request is seen; ended_t: when the number of `ended` requests last changed or nothing was there;
+    generated: tokens so far, generated_t: when they last rose; rises: when the unit's NRestarts rose, `restarts` its
+    last value; idle_t: when the last canary to an idle server ended, `missed`: how many in a row got no token; ours:
+    the process whose restart was ours; restart_t: since when our restart waits to be verified; done: ends of actions
+    that no poll could take yet; told: what holds and is not said twice; said: when each word was last said.
     """
 
     key: Key | None = None
@@ -64,6 +65,8 @@ class State:
     work_since: float | None = None
     error_since: float | None = None
     silent_since: float = math.inf
+    deaf_since: float = math.inf
+    woke_t: float = -math.inf
     seen_t: float = 0.0
     down_since: float | None = None
     late: int = 0
@@ -74,6 +77,7 @@ class State:
     stands_t: float = 0.0
     retry_t: float = math.inf
     canary_out: bool = False
+    canaried: bool = False
     proofs: int = 0
     d_tids: frozenset[int] = frozenset()
     hold_t: float = -math.inf
@@ -111,12 +115,15 @@ class State:
         return replace(self, progress_t=self.progress_t + by, real_progress_t=self.real_progress_t + by,
                        work_since=later(self.work_since), error_since=later(self.error_since),
                        first_t=self.first_t + by, stands_t=self.stands_t + by, idle_t=self.idle_t + by,
-                       silent_since=self.silent_since + by)  # fmt: skip
+                       silent_since=self.silent_since + by, deaf_since=self.deaf_since + by,
+                       seen_t=self.seen_t + by, ended_t=self.ended_t + by, generated_t=self.generated_t + by,
+                       tasks={task: t + by for task, t in self.tasks.items()}, down_since=later(self.down_since),
+                       restart_t=later(self.restart_t))  # fmt: skip
 
     def of_process(self, key: Key | None, t: float, told: frozenset[str]) -> State:
         """A new state for another process, or none, at `t`: only what is the unit's or the watch's own goes on."""
         return State(key=key, last_t=t, first_t=t, seen_t=t, late=self.late, restart_t=self.restart_t, told=told,
-                     said=self.said, rises=self.rises, restarts=self.restarts, idle_t=t,
+                     said=self.said, rises=self.rises, restarts=self.restarts, idle_t=t, woke_t=self.woke_t,
                      stage="restart" if self.stage == "restart" else "watch")  # fmt: skip
 
 

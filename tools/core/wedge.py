@@ -26,8 +26,8 @@ __all__ = ["Action", "Event", "Patience", "State", "Step", "step"]
 GAP_INTERVALS = 3
 # 1-token requests took 38 to 96 s while the kernel moved 825,669 pages to compact memory, then 0.1 s again.
 COMPACTED_MIN = 10_000
-LATE_POLLS = 3  # gaps in a row: not a suspend, the checker cannot keep up
-SEEING_ENDS = ("blind:stats", "blind:stall", "blind:other")
+LATE_MIN, LATE_MOST = 6, 12  # three gaps in a row, or every other poll: not a suspend, the checker cannot keep up
+SEEING_ENDS = ("blind:stats", "blind:stall", "blind:other", "blind:health")
 
 
 def step(state: State, poll: Poll, patience: Patience) -> Step:
@@ -37,7 +37,7 @@ def step(state: State, poll: Poll, patience: Patience) -> Step:
     dt = poll.t - (state.last_t if state.last_t is not None else poll.t)
     gap = dt < 0 or dt > GAP_INTERVALS * patience.poll_s
     if poll.checker is not None or gap:
-        state = state.shifted(dt)
+        state = replace(state.shifted(dt), woke_t=poll.t)
     if poll.health is not None and (poll.health.latency_s or 0.0) > patience.poll_s:  # it is of a moment long past
         poll = msgspec.structs.replace(poll, health=Health(answer="timeout", latency_s=poll.health.latency_s))
     if poll.owner == "other":  # a stranger's answers say nothing of the unit
@@ -45,14 +45,17 @@ def step(state: State, poll: Poll, patience: Patience) -> Step:
     if state.done:  # ends that came with a poll which could not take them
         poll = msgspec.structs.replace(poll, done=(*state.done, *poll.done))
     turn = Turn(
-        replace(state, last_t=poll.t, done=(), late=state.late + 1 if gap else 0), poll, patience, 0.0 if gap else dt
-    )
+        replace(state, last_t=poll.t, done=(), late=min(state.late + 2, LATE_MOST) if gap else max(0, state.late - 1)),
+        poll, patience, 0.0 if gap else dt,
+    )  # fmt: skip
     if poll.checker is not None:
         turn.tell("BLIND", "alert", f"the checker itself failed: {poll.checker}", once="blind:checker")
         turn.s = replace(turn.s, done=poll.done)
         return turn.end()
     turn.forget("blind:checker")
-    if turn.s.late >= LATE_POLLS:
+    if not turn.s.late:
+        turn.forget("blind:late")
+    if turn.s.late >= LATE_MIN:
         why = f"polls come {dt:.0f} s apart, wanted every {patience.poll_s:g} s: too seldom to judge"
         turn.tell("BLIND", "alert", why, once="blind:late")
     lasting.loop(turn)
@@ -87,12 +90,13 @@ def _ready(turn: Turn) -> bool:
     if s.restart_t is not None:  # our own restart is verified by what answers, not by a line
         line_t = None
     if not answered and line_t is None:
-        if poll.t - start > turn.p.load_max_s:
+        loading_s = poll.t - max(start, s.woke_t)  # it slept as we did
+        if loading_s > turn.p.load_max_s:
             how = poll.health.answer if poll.health is not None else "not asked"
             whose = " by our restart" if s.restart_t is not None else ""
             reads = poll.host.read_mb if poll.host is not None else None
             reads_on = f", {reads:.0f} MB read from disk since the last poll" if reads else ""
-            why = f"pid {s.pid} not ready {poll.t - start:.0f} s after its start{whose} (health: {how}{reads_on})"
+            why = f"pid {s.pid} not ready {loading_s:.0f} s after its start{whose} (health: {how}{reads_on})"
             turn.tell("LOADING", "alert", f"{why}; never restarted while loading", once="loading")
         return False
     ready_t = line_t if line_t is not None else poll.t
@@ -157,7 +161,9 @@ def _work(turn: Turn) -> None:
     elif s.error_since is not None:  # no answer, or an unknown one, is no error either: that time does not count
         s = replace(s, error_since=s.error_since + turn.dt)
     if poll.health is not None:
-        s = replace(s, silent_since=min(s.silent_since, poll.t) if ev.nothing_answers(poll) else math.inf)
+        deaf = ev.nothing_answers(poll) or poll.health.answer == "odd"
+        s = replace(s, silent_since=min(s.silent_since, poll.t) if ev.nothing_answers(poll) else math.inf,
+                    deaf_since=min(s.deaf_since, poll.t) if deaf else math.inf)  # fmt: skip
     if not ev.could_show_progress(poll, turn.p):  # nor does time in which progress could not have been seen
         s = replace(s, progress_t=s.progress_t + turn.dt, real_progress_t=s.real_progress_t + turn.dt,
                     work_since=None if s.work_since is None else s.work_since + turn.dt)  # fmt: skip
@@ -170,6 +176,11 @@ def _blind(turn: Turn, progressed: ev.Progress | None) -> None:
     known = ev.gauges(poll.stats) is not None and poll.owner is not None
     if progressed is not None or (known and (ev.idle(poll) or ev.could_show_progress(poll, p))):
         turn.s = replace(s, seen_t=poll.t)
+        deaf_s = poll.t - s.deaf_since
+        if progressed is None and ev.idle(poll) and deaf_s >= p.stall_s and poll.health is not None:
+            why = f"stats say idle, and health has no answer for {deaf_s:.0f} s ({poll.health.answer})"
+            turn.tell("BLIND", "alert", f"{why}: whether anybody is served is not known", once="blind:health")
+            return
         was_blind = any(word in s.told for word in SEEING_ENDS)
         if not was_blind or turn.tell("SEEING", "note", "progress or gauges are seen again", once="seeing"):
             turn.forget(*SEEING_ENDS, "seeing")

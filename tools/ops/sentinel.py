@@ -56,6 +56,8 @@ def patience_of(resolved: Resolved) -> Patience:
         stacks=s.stacks,
         cpu_is_evidence=profile.cpu_is_evidence,
         counters_move_in_prefill=profile.counters_move_in_prefill,
+        busy_counter=profile.busy_counter,
+        counter_digits=profile.counter_digits,
         stats_wait_for_engine=any(source.waits_for_engine for source in profile.stats),
     )
 
