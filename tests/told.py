@@ -22,6 +22,8 @@ DATA = Path(__file__).parent / "data" / "told"
 NO_CANARY = replace(PATIENCE, canary=False)
 IDLE = replace(GPU, idle_canary_s=300.0)
 BAD = Stats(answer="bad", why="no JSON")
+LOCKED = Gate(held="the machine lock is held by pid 9 (swap)")
+D_STATE = HostSeen(hot=0, gpu=False, d_tids=(11,))
 STOPPED = UnitSeen(active="inactive", sub="dead", main_pid=0, restarts=0)
 
 
@@ -65,11 +67,14 @@ def errors(run: Run, until: float = 400.0) -> Run:
 
 def asked(*ends: str) -> Run:
     """Canaries to an idle server, ended one after the other."""
-    run = Run(IDLE)
-    for number, end in enumerate(ends):
+    run, t = Run(IDLE), 0.0
+    for end in ends:
         run.ends["canary"] = end
-        run.until(number * 300 + 290, start=number * 300, stats=gauges(0))
-    return run.until(len(ends) * 300 + 60, start=len(ends) * 300, stats=gauges(0))
+        sent = len(run.actions)
+        while len(run.actions) == sent:
+            run.until(t, start=t, stats=gauges(0))
+            t += 10
+    return run.until(t + 20, start=t, stats=gauges(0))
 
 
 def failing(until: float, **more: Any) -> Callable[[float], RequestsSeen]:
@@ -111,6 +116,10 @@ HISTORIES: dict[str, Callable[[], Run]] = {
     "class C, D state that passes": lambda: wedged(
         Run(), 1100, host=at_times((70, 260), then=HostSeen(hot=0, gpu=False, d_tids=(11,)),
                                    otherwise=HostSeen(hot=0, gpu=False))),
+    "class C, held, then two threads twice in D state when nothing holds it any more": lambda: stands(stands(wedged(
+        Run(), 300, gate=LOCKED), 310, 330, gate=LOCKED, host=D_STATE), 340, 400, host=D_STATE),
+    "class C, D state twice an hour apart": lambda: stands(
+        wedged(Run(), 300, host=D_STATE).until(3700, start=310), 3710, 4000, host=D_STATE),
     "class C, then not to be judged": lambda: stands(wedged(Run(), 210), 220, 1500, owner=None),
     "class C, not to be judged twice, an hour apart": lambda: stands(stands(stands(stands(
         wedged(Run(replace(PATIENCE, action="alert")), 400), 410, 600, owner=None), 610, 3000), 3010, 3300, owner=None),
@@ -122,10 +131,15 @@ HISTORIES: dict[str, Callable[[], Run]] = {
     "class A, and one that is stuck between": lambda: wedged(Run(GPU), stats=gauges(0, 2, stuck=1)),
     "class D, the whole way": lambda: errors(Run()),
     "class D, over while it is looked at": lambda: errors(Run(), 230).until(260, start=240),
+    "class C, free slots unknown": lambda: wedged(
+        Run(GPU), stats=Stats(answer="ok", active=1, queued=0, counters={"rounds": 9.0})),
+    "class C, two clients": lambda: wedged(Run(GPU), stats=gauges(1), clients=("10.0.0.2:4000", "10.0.0.3:4000")),
+    "class E, refused": lambda: wedged(
+        Run(), health=REFUSED, stats=Stats(answer="refused"), owner="nobody", journal=JournalSeen(any_t=START_T + 60)),
     "class E, the whole way": lambda: wedged(Run(), health=SILENT, journal=JournalSeen(any_t=START_T + 60)),
     "class F, two canaries without a token": lambda: asked("none", "none"),
     "class F, a miss and a token": lambda: asked("none", "token", "none", "token"),
-    "class F, canaries that prove nothing": lambda: asked("inconclusive", "not-sent", "inconclusive"),
+    "class F, canaries that prove nothing": lambda: asked("inconclusive", "not-sent", "token", "inconclusive"),
     "class G": lambda: Run().until(600, stats=gauges(0), requests=failing(600)),
     "STARVED by the oldest request of the log": lambda: Run().until(
         1200, stats=decoding, clients=CLIENT, requests=RequestsSeen(open=1, oldest_t=START_T + 20)),
@@ -145,6 +159,14 @@ HISTORIES: dict[str, Callable[[], Run]] = {
     "DEAD": lambda: Run().until(60).until(100, start=70, unit=STOPPED, health=REFUSED),
     "STOPPED": lambda: Run().until(60).until(
         100, start=70, unit=STOPPED, journal=JournalSeen(ready_t=START_T + 1, stopping_t=START_T + 65)),
+    "STOPPED twice": lambda: Run().until(60).until(
+        100, start=70, unit=STOPPED, journal=JournalSeen(stopping_t=START_T + 65)).until(
+        200, start=110, unit=process(78, 105)).until(
+        230, start=210, unit=STOPPED, journal=JournalSeen(stopping_t=START_T + 205)),
+    "neither up nor down, twice": lambda: Run().until(60).until(
+        1100, start=70, unit=UnitSeen(active="activating", sub="auto-restart", main_pid=0, restarts=0)).until(
+        1200, start=1110, unit=process(78, 1105)).until(
+        2300, start=1210, unit=UnitSeen(active="activating", sub="auto-restart", main_pid=0, restarts=0)),
     "neither up nor down": lambda: Run().until(60).until(
         1100, start=70, unit=UnitSeen(active="activating", sub="auto-restart", main_pid=0, restarts=0)),
     "another process": lambda: Run().until(60).until(90, start=70, unit=process(78, 65)),
@@ -168,6 +190,12 @@ HISTORIES: dict[str, Callable[[], Run]] = {
                                         otherwise=JournalSeen(fatal_t=START_T + 99, any_t=START_T + 99))),
     "a stall that ends": lambda: wedged(Run(GPU), 180, stats=gauges(1)).until(
         200, start=190, stats=gauges(1, n=4000), clients=CLIENT),
+    "a stall that ends with a line": lambda: wedged(Run(NINFER), 180, stats=gauges(0, 1)).until(
+        200, start=190, stats=gauges(0, 1), clients=CLIENT, journal=JournalSeen(progress_t=START_T + 185)),
+    "a stall that ends with a line of a worked queue": lambda: wedged(Run(NINFER), 180, stats=gauges(0, 1)).until(
+        200, start=190, stats=gauges(0, 1), clients=CLIENT, journal=JournalSeen(working_t=START_T + 185)),
+    "a stall that ends with reads from disk": lambda: wedged(Run(NINFER), 180, stats=gauges(0, 1)).until(
+        200, start=190, stats=gauges(0, 1), clients=CLIENT, host=HostSeen(gpu=True, read_mb=1234.5)),
     "a stall of work that was seen last": lambda: wedged(Run(GPU), 180, stats=Stats(answer="refused")),
     "a phantom": lambda: Run(GPU).until(60, stats=decoding, clients=CLIENT).until(300, start=70, stats=gauges(3, 1)),
     "blind: a stranger has the port": lambda: blind(owner="other"),
@@ -186,6 +214,9 @@ HISTORIES: dict[str, Callable[[], Run]] = {
     "a request that ended with tokens": lambda: Run(GPU).until(60, stats=decoding, clients=CLIENT).until(
         400, start=70, stats=gauges(1), clients=CLIENT,
         requests=at_times((70, 150), then=RequestsSeen(), otherwise=RequestsSeen(done=1, done_t=START_T + 149))),
+    "a request without an end in the log, free slots unknown": lambda: Run(GPU).until(60).until(
+        300, start=70, clients=CLIENT, stats=Stats(answer="ok", active=0, queued=0, counters={"rounds": 9.0}),
+        requests=RequestsSeen(open=1, oldest_t=START_T + 65)),
     "two requests without an end in the log": lambda: Run(GPU).until(60).until(
         300, start=70, clients=CLIENT, requests=RequestsSeen(open=2, oldest_t=START_T + 65)),
 }  # fmt: skip

@@ -183,8 +183,10 @@ def _oldest(world: NInfer, at: float) -> float:
     return min(world.jobs.values())
 
 
-def _first_failure(world: NInfer, at: float) -> float:
-    return max(world.failed_t, world.token_t)
+def _long_enough(world: NInfer, at: float) -> float:
+    """The first failure with which they have gone on for the bound, less the bound."""
+    first = max(world.failed_t, world.token_t)
+    return next((t for t in world.failures if t - first >= STALL_S), math.inf) - STALL_S
 
 
 def _fails(world: NInfer) -> None:
@@ -220,7 +222,7 @@ WEDGES: dict[str, Wedge] = {
         NInfer, ("F",), _idles, bound_s=300 + 20 + 60 + 20, late_s=3 * POLL_S, patience={"idle_canary_s": 300.0},
         calm_s=60.0, since=lambda w, at: max(w.evidence_t, w.started + 2.0)),
     "G every request fails": Wedge(
-        NInfer, ("",), _fails, kind="FAILING", since=_first_failure, restart=False, arrivals_s=8.0),
+        NInfer, ("",), _fails, kind="FAILING", since=_long_enough, restart=False, arrivals_s=8.0),
     "A relief livelock": Wedge(
         NInfer, ("A",), _breaks("relief-livelock", 1, every=15.0), bound_s=600 + STALL_S, early_s=15.0, late_s=POLL_S),
     "C two threads stay hot": Wedge(

@@ -35,7 +35,7 @@ ACCEPTED = Path(__file__).with_name("survivors.toml")
 CORE = Path("inferops/core")
 ROOTS = ("wedge", "budget")  # the policy is what these two import, pure or data
 NOT_POLICY = ("state", "verdict")  # files and errors, which the ledger needs
-QUICK = ("test_wedge*.py", "test_tapes.py", "test_budget.py", "test_replay.py", "test_field_cases.py")
+QUICK = ("test_wedge*.py", "test_told.py", "test_tapes.py", "test_budget.py", "test_replay.py", "test_field_cases.py")
 SLOW = ("test_wedge_properties.py",)
 RUN_MUTMUT = "from mutmut.__main__ import cli; cli()"
 # A mutant that loops for ever is one too many; the slowest test takes 0.2 s.

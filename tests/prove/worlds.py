@@ -121,6 +121,7 @@ class NInfer(World):
         self.logs = logs
         self.arrivals_s = math.inf  # mean seconds between two requests
         self.jobs: dict[int, float] = {}
+        self.failures: list[float] = []
         self.load_s = 2.0
         self.begin(t)
 
@@ -191,6 +192,8 @@ class NInfer(World):
         for record in self.model.take_records():
             row = NINFER.requests.read(record)
             if row is not None and row.kind is not None:
+                if row.kind == "failed":
+                    self.failures.append((row.t_ms or 0.0) / 1000)
                 self.tally.take(row, (row.t_ms or 0.0) / 1000, count=True)
 
     def poll(self) -> Poll:

@@ -91,7 +91,7 @@ def go_on(turn: Turn, progressed: ev.Progress | None) -> Step:
     """Armed: looks again at every poll, then the stage decides what is wanted next."""
     poll, s = turn.poll, turn.s
     ended: dict[str, Done] = {done.kind: done for done in poll.done if done.pid in (0, s.pid)}
-    over = {"D": s.error_since is None, "F": s.missed == 0}.get(s.wclass, nothing_waits(s, poll))
+    over = s.error_since is None if s.wclass == "D" else s.wclass != "F" and nothing_waits(s, poll)
     if progressed is not None or over:
         how = progressed.by if progressed is not None else "a healthy answer" if s.wclass == "D" else "an idle answer"
         whose = "; the capture is of a healthy engine" if s.captured or s.stage == "capture" else ""
@@ -106,10 +106,10 @@ def go_on(turn: Turn, progressed: ev.Progress | None) -> Step:
     if poll.host is not None:
         stuck = sorted(s.d_tids.intersection(poll.host.d_tids))
         turn.s = replace(s, d_tids=frozenset(poll.host.d_tids))
-        if stuck and s.stage != "standing":
+        if stuck:
             why = f"class {s.wclass}, threads {stuck[:4]} twice in D state: a restart would hang in the kernel"
             turn.tell("WEDGE", "alert", f"{why}; not restarted", once="held:dstate")
-            turn.s = replace(turn.s, stage="standing", captured=False, retry_t=poll.t + RETRY_S)
+            turn.s = replace(turn.s, stage="standing", stands_t=poll.t, captured=False, retry_t=poll.t + RETRY_S)
             return turn.end()
     if judge(turn.s, poll, turn.p) is not None:
         turn.s = replace(turn.s, stands_t=poll.t)
@@ -121,9 +121,8 @@ def go_on(turn: Turn, progressed: ev.Progress | None) -> Step:
 
 
 def _stand_down(turn: Turn) -> Step:
-    turn.s = replace(turn.s, stage="watch", wclass="", captured=False, canary_out=False, canaried=False,
-                     d_tids=frozenset(), retry_t=math.inf, missed=0, idle_t=turn.poll.t)  # fmt: skip
-    turn.forget("stall", "phantom", "alone", "held", "blind:armed")
+    turn.s = replace(turn.s, stage="watch", wclass="", canary_out=False, missed=0, idle_t=turn.poll.t)
+    turn.forget("stall", "held")
     return turn.end()
 
 
@@ -205,7 +204,7 @@ def _deciding(turn: Turn, ended: Mapping[str, Done]) -> Step:
     poll, s, p = turn.poll, turn.s, turn.p
     found = judge(s, poll, p)
     if found is not None and not s.captured and poll.t >= s.retry_t:
-        turn.s = replace(s, stage="capture", retry_t=math.inf)
+        turn.s = replace(s, stage="capture")
         return turn.end("capture")
     if found is None or not s.captured:
         return turn.end()
@@ -221,7 +220,7 @@ def _deciding(turn: Turn, ended: Mapping[str, Done]) -> Step:
         turn.s = replace(turn.s, stage="standing")
         return turn.end()
     turn.tell("WEDGE", "alert", f"{text}; restarting the unit")
-    turn.s = replace(turn.s, stage="restart", captured=False, ours=s.key)
+    turn.s = replace(turn.s, stage="restart", ours=s.key)
     return turn.end("restart")
 
 

@@ -57,7 +57,8 @@ def _no_process(turn: Turn) -> None:
     if s.stage not in ("watch", "restart"):
         turn.tell("DISARMED", "note", f"class {s.wclass}: the unit is {poll.unit.active}, not by this sentinel")
     stopping_t = poll.journal.stopping_t if poll.journal is not None else None
-    planned = stopping_t is not None and stopping_t >= (s.key[1] or 0.0 if s.key is not None else 0.0)
+    start_t = s.key[1] if s.key is not None else None
+    planned = stopping_t is not None and (start_t is None or stopping_t >= start_t)
     since = poll.t if s.down_since is None else s.down_since
     turn.s = replace(turn.s.of_process(s.key, poll.t, turn.s.told), ours=s.ours, down_since=since)
     ended = poll.unit.active in ("inactive", "failed")

@@ -110,12 +110,11 @@ def progress_in(poll: Poll, p: Patience, known: Known) -> tuple[Progress, ...]:
     line = None if known.canary_out else dated(poll)  # while it is out, a line or an end may be its own
     if line is not None and line.t > known.dated_t:
         found.append(Progress(min(line.t, poll.t), line.by))
-    hot = poll.host.hot if poll.host is not None and cpu_speaks(poll, p) else None
-    if (hot or 0) >= HOT_THREADS_MIN and poll.t <= known.cpu_until:
-        found.append(Progress(poll.t, f"{hot} compute threads busy", weak=True))
-    read_mb = (poll.host.read_mb if poll.host is not None else None) or 0.0
-    if read_mb >= READ_MB_S_MIN * p.poll_s and poll.t <= known.cpu_until:
-        found.append(Progress(poll.t, f"{read_mb:.0f} MB read from disk", weak=True))
+    host, weakly = poll.host, poll.t <= known.cpu_until
+    if weakly and host is not None and host.hot is not None and host.hot >= HOT_THREADS_MIN and cpu_speaks(poll, p):
+        found.append(Progress(poll.t, f"{host.hot} compute threads busy", weak=True))
+    if weakly and host is not None and host.read_mb is not None and host.read_mb >= READ_MB_S_MIN * p.poll_s:
+        found.append(Progress(poll.t, f"{host.read_mb:.0f} MB read from disk", weak=True))
     working_t = poll.journal.working_t if poll.journal is not None and not known.canary_out else None
     if working_t is not None and known.working_t < working_t <= known.relief_until:
         found.append(Progress(min(working_t, poll.t), "a line of a queue that is being worked", weak=True))

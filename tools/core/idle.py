@@ -6,7 +6,6 @@ with nobody to serve is asked, one that works is not.
 
 from __future__ import annotations
 
-import math
 from dataclasses import replace
 
 from inferops.core import evidence as ev
@@ -21,9 +20,9 @@ CONFIRM_S = (
 def due(turn: Turn) -> bool:
     """True where the next canary is to be sent now."""
     s, p = turn.s, turn.p
-    if p.idle_canary_s <= 0 or not p.canary or s.canary_out or s.missed >= MISSES:
+    if not p.idle_canary_s or not p.canary or s.canary_out or s.missed >= MISSES:
         return False
-    quiet_since = max(s.idle_t, s.real_progress_t, s.ready_t if s.ready_t is not None else -math.inf)
+    quiet_since = max(s.idle_t, s.real_progress_t, s.ready_t)
     return turn.poll.t - quiet_since >= (CONFIRM_S if s.missed else p.idle_canary_s) and looks_idle(turn)
 
 
@@ -46,6 +45,8 @@ def ended(turn: Turn) -> None:
     done = next((done for done in turn.poll.done if done.kind == "canary" and done.pid in (0, turn.s.pid)), None)
     if done is None:
         return
+    if done.result in ("none", "token"):
+        turn.forget("idle:canary")
     s = turn.s
     missed = {"none": s.missed + 1, "token": 0}.get(done.result, s.missed)
     own = turn.poll.stats.counters if turn.poll.stats is not None and turn.poll.stats.answer == "ok" else {}

@@ -35,24 +35,25 @@ class Event:
 class State:
     """All that the policy remembers; it belongs to one process (`key`) and dies with it. Times are BOOTTIME s.
 
-    progress_t: last evidence of progress (real_progress_t: without the weak kind); dated_t, working_t: the newest
-    line or end, and line of a worked queue, counted; proof_t: when a canary last got a token; proofs: how many did
-    since the last real progress; seen_t: last poll with gauges or progress; error_since: health says 5xx since;
-    silent_since: health gives no answer since, deaf_since: none that is known; woke_t: when the last gap ended: what
-    a poll dates before it may have slept too; late: two more for a poll that came after a gap, one less for one that
-    did not; canaried: a canary of this incident got no token; stands_t: last poll on which the armed class stood;
-    retry_t: when a capture is tried again; hold_t: nothing arms before, since a restart failed; tasks: since when
-    each running request is seen; ended_t: when the number of `ended` requests last changed or nothing was there;
-    generated: tokens so far, generated_t: when they last rose; rises: when the unit's NRestarts rose, `restarts` its
-    last value; idle_t: when the last canary to an idle server ended, `missed`: how many in a row got no token; ours:
-    the process whose restart was ours; restart_t: since when our restart waits to be verified; done: ends of actions
-    that no poll could take yet; told: what holds and is not said twice; said: when each word was last said.
+    ready_t: +inf before readiness; progress_t: last evidence of progress (real_progress_t: without the weak kind);
+    dated_t, working_t: the newest line or end, and line of a worked queue, counted; proof_t: when a canary last got a
+    token; proofs: how many did since the last real progress; seen_t: last poll with gauges or progress; error_since:
+    health says 5xx since; silent_since: health gives no answer since, deaf_since: none that is known; woke_t: when
+    the last gap ended: what a poll dates before it may have slept too; late: two more for a poll that came after a
+    gap, one less for one that did not; canaried: a canary of this incident got no token; stands_t: last poll on which
+    the armed class stood; retry_t: when a capture is tried again; hold_t: nothing arms before, since a restart
+    failed; tasks: since when each running request is seen; ended_t: when the number of `ended` requests last changed
+    or nothing was there; generated: tokens so far, generated_t: when they last rose; rises: when the unit's NRestarts
+    rose, `restarts` its last value; idle_t: when the last canary to an idle server ended, `missed`: how many in a row
+    got no token; ours: the process whose restart was ours; restart_t: since when our restart waits to be verified;
+    done: ends of actions that no poll could take yet; told: what holds and is not said twice; said: when each word
+    was last said.
     """
 
     key: Key | None = None
     last_t: float | None = None
     first_t: float = 0.0
-    ready_t: float | None = None
+    ready_t: float = math.inf
     progress_t: float = -math.inf
     real_progress_t: float = -math.inf
     dated_t: float = -math.inf
@@ -100,11 +101,16 @@ class State:
     def pid(self) -> int:
         return self.key[0] if self.key is not None else 0
 
+    @property
+    def ready(self) -> bool:
+        """True once this process was proven ready."""
+        return self.ready_t < math.inf
+
     def quiet_since(self) -> float:
         """Since when work is outstanding without progress; +inf where no work is."""
         if self.work_since is None:
             return math.inf
-        return max(self.progress_t, self.work_since, self.ready_t if self.ready_t is not None else -math.inf)
+        return max(self.progress_t, self.work_since, self.ready_t)
 
     def shifted(self, by: float) -> State:
         """The same state `by` seconds later, as if that time had not been: no clock of a class in it advances."""

@@ -73,14 +73,13 @@ def step(state: State, poll: Poll, patience: Patience) -> Step:
 
 
 def _without_answers(poll: Poll) -> Poll:
-    return Poll(t=poll.t, wall=poll.wall, unit=poll.unit, owner=poll.owner, journal=poll.journal, host=poll.host,
-                gate=poll.gate, done=poll.done, checker=poll.checker)  # fmt: skip
+    return msgspec.structs.replace(poll, health=None, instance=None, stats=None, clients=None, requests=None)
 
 
 def _ready(turn: Turn) -> bool:
     """True once this pid was proven ready: a ready answer from a port that the unit holds, or its own ready line."""
     poll, s = turn.poll, turn.s
-    if s.ready_t is not None:
+    if s.ready:
         return True
     start = s.key[1] if s.key is not None and s.key[1] is not None else s.first_t
     answered = poll.health is not None and poll.health.answer in ("ready", "busy") and poll.owner == "unit"
@@ -117,14 +116,14 @@ def _ready(turn: Turn) -> bool:
 def _progress(turn: Turn) -> ev.Progress | None:
     """Counts this poll's evidence of progress into the state."""
     poll, s, p = turn.poll, turn.s, turn.p
-    base = max(s.real_progress_t, s.ready_t or -math.inf, s.work_since if s.work_since is not None else -math.inf)
+    base = max(s.real_progress_t, s.ready_t, s.work_since if s.work_since is not None else -math.inf)
     known = ev.Known(counters=s.counters, dated_t=s.dated_t, working_t=s.working_t, canary_out=s.canary_out,
                      cpu_until=base + p.cpu_only_max_s, relief_until=base + p.relief_max_s)  # fmt: skip
     every = ev.progress_in(poll, p, known)
     found = every[0] if every else None
     if poll.journal is not None:
         fatal_t = poll.journal.fatal_t
-        if fatal_t is not None and fatal_t > max(s.fatal_t, s.ready_t or -math.inf):
+        if fatal_t is not None and fatal_t > max(s.fatal_t, s.ready_t):
             turn.tell("FATAL", "alert", "a fatal line in the journal while the process lives", once="fatal")
             turn.forget("fatal")
             s = replace(s, fatal_t=fatal_t)
@@ -223,8 +222,8 @@ def _watch(turn: Turn, progressed: ev.Progress | None) -> Step:
         return turn.end()
     found = armed.judge(s, poll, p) if poll.t >= s.hold_t else None
     if found is not None:
-        turn.s = replace(turn.s, stage="capture", wclass=found[0], captured=False, d_tids=frozenset(), stands_t=poll.t,
-                         canary_out=False)  # fmt: skip
+        turn.s = replace(turn.s, stage="capture", wclass=found[0], captured=False, canaried=False, d_tids=frozenset(),
+                         stands_t=poll.t, canary_out=False)  # fmt: skip
         turn.tell("ARMED", "warn", f"class {found[0]}: {found[1]}{_memory(poll)}")
         return turn.end("capture")
     if idle.due(turn):
@@ -256,8 +255,6 @@ def _watch(turn: Turn, progressed: ev.Progress | None) -> Step:
 def _memory(poll: Poll) -> str:
     """What the kernel does to memory meanwhile, where it is much: it makes a healthy engine stand."""
     pages = poll.host.compacted if poll.host is not None else None
-    return (
-        f"; the kernel compacts memory, {pages:,} pages moved since the last poll"
-        if (pages or 0) >= COMPACTED_MIN
-        else ""
-    )
+    if pages is None or pages < COMPACTED_MIN:
+        return ""
+    return f"; the kernel compacts memory, {pages:,} pages moved since the last poll"

@@ -187,7 +187,7 @@ class Sentinel:
 
     def status(self) -> str:
         s = self.state
-        if s.ready_t is None:
+        if not s.ready:
             return f"pid {s.pid} not proven ready yet"
         return f"pid {s.pid} {s.stage}" + (f" class {s.wclass}" if s.wclass else "")
 

@@ -1,0 +1,194 @@
+"""Lines of the wedge policy that `make mutants` found held by no other test, each with the shortest recording."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from inferops.core import evidence as ev
+from inferops.core import idle
+from inferops.core.poll import Done, HostSeen, JournalSeen, Poll, RequestsSeen, Stats, UnitSeen
+from inferops.core.turn import REPEAT_S, State, Turn
+from tests.polls import CLIENT, ERROR, HANG, PATIENCE, READY, SILENT, START_T, Run, ok, poll
+
+IDLE = replace(PATIENCE, idle_canary_s=300.0)
+STRANGER = ("10.0.0.9:5000",)
+
+
+def turn(one: Poll, **state: Any) -> Turn:
+    known = {"key": (77, START_T, None), "ready_t": START_T, "idle_clients": frozenset[str]()}
+    return Turn(State(**(known | state)), one, IDLE, 10.0)
+
+
+@pytest.mark.parametrize(
+    ("parts", "state", "due"),
+    [
+        ({}, {}, True),
+        ({"owner": None}, {}, False),
+        ({"owner": "nobody"}, {}, False),
+        ({"clients": STRANGER}, {}, False),
+        ({"clients": STRANGER}, {"idle_clients": None}, True),
+        ({"clients": STRANGER, "requests": RequestsSeen(open=1, oldest_t=START_T + 5)},
+         {"idle_clients": frozenset(STRANGER)}, False),
+        ({"stats": ok(1)}, {}, False),
+        ({"stats": ok(1)}, {"missed": 1}, True),
+        ({"stats": ok(2)}, {"missed": 1}, False),
+        ({"stats": HANG}, {"missed": 1}, True),
+        ({}, {"missed": 2}, False),
+        ({}, {"canary_out": True}, False),
+        ({}, {"real_progress_t": START_T + 101}, False),
+        ({}, {"real_progress_t": START_T + 100}, True),
+        ({}, {"idle_t": START_T + 101}, False),
+        ({}, {"ready_t": START_T + 101}, False),
+        ({}, {"missed": 1, "idle_t": START_T + 340}, True),
+        ({}, {"missed": 1, "idle_t": START_T + 341}, False),
+    ],
+)  # fmt: skip
+def test_when_a_canary_to_an_idle_server_is_due(parts: dict[str, Any], state: dict[str, Any], due: bool) -> None:
+    assert idle.due(turn(poll(400, **parts), **state)) == due
+
+
+def test_no_canary_to_an_idle_server_where_canaries_are_off() -> None:
+    one = turn(poll(400))
+    one.p = replace(IDLE, canary=False)
+    assert not idle.due(one)
+    one.p = replace(IDLE, idle_canary_s=0.0)
+    assert not idle.due(one)
+
+
+def test_only_the_end_of_this_process_canary_is_the_end_of_it() -> None:
+    ends = (
+        Done(kind="capture", result="token", t=1.0, pid=77),
+        Done(kind="canary", result="token", t=1.0, pid=78),
+    )
+    one = turn(poll(400, done=ends), canary_out=True)
+    idle.ended(one)
+    assert one.s.canary_out
+    one = turn(poll(400, done=(*ends, Done(kind="canary", result="none", t=1.0, pid=77))), canary_out=True)
+    idle.ended(one)
+    assert (one.s.canary_out, one.s.missed, one.s.idle_t) == (False, 1, START_T + 400)
+
+
+def test_a_request_older_than_an_idle_canarys_token_is_lost_and_waits_for_nothing() -> None:
+    lost = RequestsSeen(open=1, oldest_t=START_T + 40)
+    run = Run(IDLE, canary="token").until(400, requests=lost).until(900, start=410, requests=lost, clients=CLIENT)
+    assert run.kinds() == ["READY"]
+
+
+def test_class_f_that_ends_starts_again_from_nothing() -> None:
+    """Armed by two misses, then a token of somebody's request: the next canary is a whole interval away."""
+    run = Run(IDLE).until(390)
+    assert (run.state.stage, run.state.missed) == ("capture", 2)
+    run.feed(poll(400, stats=ok(n=50)))
+    assert (run.kinds()[-1], run.state.missed, run.state.idle_t) == ("RESUMED", 0, START_T + 400)
+    run.until(690, start=410, stats=ok(n=50))
+    assert [action for _, action in run.actions] == ["canary", "canary", "capture"]
+    run.until(700, start=700, stats=ok(n=50))
+    assert run.actions[-1] == (700, "canary")
+
+
+def test_an_idle_answer_does_not_end_class_f() -> None:
+    run = Run(IDLE).until(500)
+    assert len(run.restarts()) == 1
+
+
+def test_a_canary_to_an_idle_server_that_never_ends_is_not_out_for_the_class_that_arms_meanwhile() -> None:
+    run = Run(IDLE).until(310)
+    assert (run.actions, run.state.canary_out) == ([(310, "canary")], True)
+    run._done = ()
+    run.until(460, start=320, stats=HANG, clients=CLIENT)
+    assert (run.state.stage, run.state.canary_out) == ("watch", True)
+    run.until(470, start=470, stats=HANG, clients=CLIENT)
+    assert (run.state.stage, run.state.canary_out) == ("capture", False)
+
+
+@pytest.mark.parametrize(("t", "name"), [(90.0, "a progress line"), (100.0, "a progress line"), (110.0, "a request")])
+def test_the_newest_dated_evidence_speaks_and_a_line_before_an_end_of_the_same_moment(t: float, name: str) -> None:
+    one = poll(200, journal=JournalSeen(progress_t=START_T + 100), requests=RequestsSeen(done=1, done_t=START_T + t))
+    found = ev.dated(one)
+    assert found is not None
+    assert (found.t, found.by[: len(name)]) == (START_T + max(100.0, t), name)
+
+
+@pytest.mark.parametrize(("proof", "waits"), [(64.9, 1), (65.0, 0), (65.1, 0)])
+def test_a_request_waits_if_no_token_came_after_its_start(proof: float, waits: int) -> None:
+    one = poll(200, clients=CLIENT, requests=RequestsSeen(open=1, oldest_t=START_T + 65))
+    assert ev.unanswered(one, START_T + proof) == waits
+
+
+@pytest.mark.parametrize(("start_t", "stopping_t", "told"), [
+    (START_T, START_T, "STOPPED"), (START_T, START_T - 0.1, "DEAD"), (None, 0.5, "STOPPED"), (START_T, None, "DEAD"),
+])  # fmt: skip
+def test_a_stop_is_planned_if_systemd_said_so_of_this_process(
+    start_t: float | None, stopping_t: float | None, told: str
+) -> None:
+    unit = UnitSeen(active="active", sub="running", main_pid=77, start_t=start_t, restarts=0)
+    run = Run().until(60, unit=unit)
+    run.feed(poll(70, unit=UnitSeen(active="inactive"), journal=JournalSeen(stopping_t=stopping_t)))
+    assert run.kinds()[-1] == told
+
+
+def test_a_stop_seen_before_any_process_is_planned_if_systemd_said_so() -> None:
+    run = Run().until(0, unit=UnitSeen(active="inactive"), journal=JournalSeen(stopping_t=0.5))
+    assert run.kinds() == ["STOPPED"]
+
+
+def test_a_strangers_answers_are_dropped_and_all_else_of_the_poll_is_kept() -> None:
+    """The checker's own ends, the journal, the host and the gate are not the stranger's."""
+    run = Run().until(60, stats=ok(1, n=5), clients=CLIENT)
+    run.until(400, start=70, owner="other", journal=JournalSeen(fatal_t=START_T + 70), health=ERROR, stats=ok(1, n=99))
+    assert run.kinds() == ["READY", "FATAL", "BLIND", "STALL"]
+    assert run.state.counters == {"n_decode_total": 5}
+
+
+def test_a_fatal_line_counts_once_and_only_if_it_came_after_readiness() -> None:
+    at = START_T + 1.0
+    run = Run().until(60, journal=JournalSeen(ready_t=at, fatal_t=at))
+    assert run.kinds() == ["READY"], "of the very moment it got ready: of the load"
+    run.until(100, start=70, journal=JournalSeen(ready_t=at, fatal_t=at + 0.1))
+    assert run.kinds() == ["READY", "FATAL"]
+
+
+def test_time_that_nobody_saw_moves_every_clock_of_a_state() -> None:
+    clocks = ("progress_t", "real_progress_t", "first_t", "stands_t", "idle_t", "silent_since", "deaf_since", "seen_t",
+              "ended_t", "generated_t", "work_since", "error_since", "down_since", "restart_t")  # fmt: skip
+    state = State(**{name: 100.0 + n for n, name in enumerate(clocks)}, tasks={"a": 7.0})  # type: ignore[arg-type]
+    later = state.shifted(50.0)
+    assert {name: getattr(later, name) for name in clocks} == {name: 150.0 + n for n, name in enumerate(clocks)}
+    assert later.tasks == {"a": 57.0}
+    for name in ("work_since", "error_since", "down_since", "restart_t"):
+        assert getattr(State().shifted(50.0), name) is None
+
+
+def test_busy_threads_speak_for_an_hour_from_whatever_began_last() -> None:
+    """From readiness, from the beginning of the work, from real progress: the latest of the three."""
+    hot = HostSeen(hot=4, gpu=False)
+    late = {"ready_t": START_T + 3000.0, "any_t": START_T + 3000.0}
+    run = Run().until(3000, health=SILENT, stats=HANG, journal=JournalSeen())
+    run.until(9000, start=3010, stats=HANG, clients=CLIENT, host=hot, health=READY, journal=JournalSeen(**late))
+    assert "ARMED" not in run.kinds(), "no work was ever seen beside the threads: nothing arms"
+    run = Run().until(5000).until(9000, start=5010, stats=ok(1), clients=CLIENT, host=hot)
+    assert run.at("ARMED") == 5010 + 3600 + 150
+    run = Run().until(60, stats=ok(1), clients=CLIENT).until(2000, start=70, stats=ok(1, n=7), clients=CLIENT, host=hot)
+    run.until(9000, start=2010, stats=ok(1, n=8), clients=CLIENT, host=hot)
+    assert run.at("ARMED") == 2010 + 3600 + 150
+
+
+def test_what_is_told_once_is_told_again_exactly_when_ten_minutes_have_passed() -> None:
+    one = turn(poll(0))
+    assert one.tell("A", "note", "x", once="w")
+    one.forget("w")
+    one.poll = poll(REPEAT_S - 0.1)
+    assert not one.tell("A", "note", "x", once="w")
+    one.poll = poll(REPEAT_S)
+    assert one.tell("A", "note", "x", once="w")
+    assert one.tell("A", "note", "x", once="w"), "it is told by now"
+    assert [e.t - START_T for e in one.events] == [0, REPEAT_S]
+
+
+def test_stats_that_are_refused_while_nothing_answers_are_no_nonsense() -> None:
+    gone = {"health": SILENT, "stats": Stats(answer="refused")}
+    run = Run().until(60).until(200, start=70, **gone)
+    assert run.kinds() == ["READY"]
