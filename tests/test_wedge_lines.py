@@ -192,3 +192,39 @@ def test_stats_that_are_refused_while_nothing_answers_are_no_nonsense() -> None:
     gone = {"health": SILENT, "stats": Stats(answer="refused")}
     run = Run().until(60).until(200, start=70, **gone)
     assert run.kinds() == ["READY"]
+
+
+def test_class_f_that_ends_by_busy_threads_does_not_arm_again_at_once() -> None:
+    run = Run(IDLE).until(390)
+    run.until(400, start=400, host=HostSeen(hot=4, gpu=False))
+    assert (run.kinds()[-1], run.state.missed) == ("RESUMED", 0)
+    run.until(600, start=410)
+    assert [kind for kind in run.kinds() if kind == "ARMED"] == ["ARMED"]
+
+
+def test_the_canary_of_an_incident_that_is_over_ends_unheard() -> None:
+    run = Run(IDLE).until(60, stats=lambda t: ok(1, n=t), clients=CLIENT)
+    run.until(240, start=70, stats=ok(1, n=60), clients=CLIENT)
+    assert run.actions[-1][1] == "canary"
+    run._done = ()
+    run.until(250, start=250, stats=ok(1, n=99), clients=CLIENT)
+    assert (run.kinds()[-1], run.state.canary_out) == ("RESUMED", False)
+    run.feed(poll(260, stats=ok(1, n=120), clients=CLIENT, done=(Done(kind="canary", result="none", t=1.0, pid=77),)))
+    assert (run.kinds()[-1], run.state.missed) == ("RESUMED", 0)
+
+
+@pytest.mark.parametrize(
+    ("ends", "lives"),
+    [({}, False), ({"done": 1}, True), ({"failed": 1}, True), ({"other": 1}, True), ({"done": 1, "failed": 1}, True)],
+)
+def test_a_request_log_lives_once_it_has_shown_an_end(ends: dict[str, int], lives: bool) -> None:
+    assert ev.log_lives(poll(1, requests=RequestsSeen(open=0, **ends))) == lives
+    assert not ev.log_lives(poll(1))
+
+
+def test_errors_and_instance_of_a_stranger_are_not_the_units() -> None:
+    run = Run().until(60, instance="a")
+    run.until(200, start=70, owner="other", health=ERROR, instance="b")
+    run.until(500, start=210, health=ERROR, instance="a")
+    assert [e.kind for e in run.events if e.kind in ("STARTED", "ARMED")] == ["ARMED"]
+    assert run.at("ARMED") == 210 + 150

@@ -163,10 +163,16 @@ HISTORIES: dict[str, Callable[[], Run]] = {
         100, start=70, unit=STOPPED, journal=JournalSeen(stopping_t=START_T + 65)).until(
         200, start=110, unit=process(78, 105)).until(
         230, start=210, unit=STOPPED, journal=JournalSeen(stopping_t=START_T + 205)),
-    "neither up nor down, twice": lambda: Run().until(60).until(
-        1100, start=70, unit=UnitSeen(active="activating", sub="auto-restart", main_pid=0, restarts=0)).until(
-        1200, start=1110, unit=process(78, 1105)).until(
-        2300, start=1210, unit=UnitSeen(active="activating", sub="auto-restart", main_pid=0, restarts=0)),
+    "neither up nor down, twice": lambda: Run(replace(PATIENCE, load_max_s=100.0)).until(60).until(
+        300, start=70, unit=UnitSeen(active="activating", sub="auto-restart", main_pid=0, restarts=0)).until(
+        400, start=310, unit=process(78, 305)).until(
+        600, start=410, unit=UnitSeen(active="activating", sub="auto-restart", main_pid=0, restarts=0)),
+    "blind: counters too large for their digits": lambda: blind(
+        replace(GPU, counter_digits=6), stats=gauges(1, n=1e7), journal=None, host=None),
+    "blind: a request log that contradicts the gauges": lambda: blind(
+        NINFER, stats=gauges(1), requests=RequestsSeen(open=0, done=1), host=None),
+    "blind: a request log that does not": lambda: blind(
+        NINFER, stats=BAD, clients=None, requests=RequestsSeen(open=3, oldest_t=START_T + 5, done=1), host=None),
     "neither up nor down": lambda: Run().until(60).until(
         1100, start=70, unit=UnitSeen(active="activating", sub="auto-restart", main_pid=0, restarts=0)),
     "another process": lambda: Run().until(60).until(90, start=70, unit=process(78, 65)),

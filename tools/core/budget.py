@@ -48,7 +48,7 @@ def held(ledger: Ledger, boot: str, now: float) -> str | None:
         return f"the budget is latched ({ledger.latched}); look, then `inferops sentinel rearm`"
     used = recent(ledger, boot, now)
     if used >= RESTARTS_MAX:
-        return f"{used} restarts in the last {WINDOW_S / 60:.0f} minutes; look, then `inferops sentinel rearm`"
+        return f"{used} restarts in the last {WINDOW_S / 60:g} minutes; look, then `inferops sentinel rearm`"
     return None
 
 

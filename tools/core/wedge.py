@@ -73,7 +73,7 @@ def step(state: State, poll: Poll, patience: Patience) -> Step:
 
 
 def _without_answers(poll: Poll) -> Poll:
-    return msgspec.structs.replace(poll, health=None, instance=None, stats=None, clients=None, requests=None)
+    return msgspec.structs.replace(poll, health=None, instance=None, stats=None, clients=None)
 
 
 def _ready(turn: Turn) -> bool:
