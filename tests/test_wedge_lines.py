@@ -228,3 +228,36 @@ def test_errors_and_instance_of_a_stranger_are_not_the_units() -> None:
     run.until(500, start=210, health=ERROR, instance="a")
     assert [e.kind for e in run.events if e.kind in ("STARTED", "ARMED")] == ["ARMED"]
     assert run.at("ARMED") == 210 + 150
+
+
+def test_a_wedge_that_is_held_stands() -> None:
+    run = Run(replace(PATIENCE, action="alert")).until(60, stats=ok(1, n=1), clients=CLIENT)
+    run.until(400, start=70, stats=ok(1, n=1), clients=CLIENT)
+    assert (run.kinds()[-1], run.state.stage) == ("WEDGE", "standing")
+
+
+def test_a_wedge_in_d_state_was_judged_until_the_last_poll_of_it() -> None:
+    run = Run().until(60, stats=ok(1, n=1), clients=CLIENT)
+    asleep = HostSeen(hot=0, gpu=False, d_tids=(11,))
+    run.until(500, start=70, stats=ok(1, n=1), clients=CLIENT, host=asleep)
+    run.until(640, start=510, stats=ok(1, n=1), clients=CLIENT, owner=None)
+    assert run.kinds()[-1] == "WEDGE"
+    run.until(650, start=650, stats=ok(1, n=1), clients=CLIENT, owner=None)
+    assert (run.kinds()[-1], "can't be judged any more" in run.events[-1].text) == ("BLIND", True)
+
+
+def test_one_step_of_a_counter_that_outgrew_its_digits_is_progress() -> None:
+    run = Run(replace(PATIENCE, counter_digits=6))
+    run.until(2000, stats=lambda t: ok(1, n=2e7 + t // 140 * 100), clients=CLIENT)
+    assert "ARMED" not in run.kinds()
+
+
+def test_one_gauge_against_a_live_request_log_is_too_little() -> None:
+    ended = RequestsSeen(open=0, other=6)
+    run = Run().until(60, requests=ended).until(600, start=70, stats=ok(1), clients=CLIENT, requests=ended)
+    assert (run.kinds(), run.restarts()) == (["READY", "STALL", "BLIND"], [])
+
+
+def test_busy_threads_without_work_are_seen_for_an_hour_from_readiness() -> None:
+    run = Run().until(20).until(5000, start=30, stats=HANG, host=HostSeen(hot=4, gpu=False))
+    assert run.at("BLIND") == 3600 + 150

@@ -70,7 +70,7 @@ class Gauges(NamedTuple):
     stuck: int
 
 
-def moved(prev: Mapping[str, float], now: Mapping[str, float], allowance: float, digits: int = 0) -> str | None:
+def moved(prev: Mapping[str, float], now: Mapping[str, float], allowance: float, digits: int) -> str | None:
     """The first counter that rose by more than `allowance`, as "name +n"; a fall is a new task or a reset, not work.
     A counter printed with so many `digits` may rise by a whole step through what `allowance` allows."""
     for name, value in now.items():
@@ -196,7 +196,7 @@ def work_sources(
     log_idle = poll.requests is not None and poll.requests.open == 0
     if says and idle_clients is None:
         waiting = 0 if log_idle else len(poll.clients or ())
-    elif log_idle and fresh is not None and sum(fresh) > 0 and log_lives(poll):
+    elif log_idle and fresh is not None and log_lives(poll):
         waiting = 0
     if waiting:
         says.append(f"{waiting} client connection{'s' if waiting > 1 else ''}")
