@@ -194,6 +194,14 @@ def test_stats_that_are_refused_while_nothing_answers_are_no_nonsense() -> None:
     assert run.kinds() == ["READY"]
 
 
+def test_busy_threads_between_two_canaries_to_an_idle_server_start_again() -> None:
+    run = Run(IDLE).until(320)
+    assert run.state.missed == 1
+    run.until(340, start=330, host=HostSeen(hot=4, gpu=False)).until(630, start=350)
+    assert [t for t, action in run.actions if action == "canary"] == [310, 620]
+    assert (run.state.missed, "ARMED" in run.kinds()) == (1, False)
+
+
 def test_class_f_that_ends_by_busy_threads_does_not_arm_again_at_once() -> None:
     run = Run(IDLE).until(390)
     run.until(400, start=400, host=HostSeen(hot=4, gpu=False))

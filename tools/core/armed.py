@@ -121,7 +121,7 @@ def go_on(turn: Turn, progressed: ev.Progress | None) -> Step:
 
 
 def _stand_down(turn: Turn) -> Step:
-    turn.s = replace(turn.s, stage="watch", wclass="", canary_out=False, missed=0, idle_t=turn.poll.t)
+    turn.s = replace(turn.s, stage="watch", wclass="", canary_out=False, idle_t=turn.poll.t)
     turn.forget("stall", "held")
     return turn.end()
 
