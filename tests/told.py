@@ -41,11 +41,13 @@ def wedged(run: Run, until: float = 400.0, **more: Any) -> Run:
 
 
 def stands(run: Run, start: float, until: float, **more: Any) -> Run:
-    return run.until(until, start=start, **({"stats": HANG, "clients": CLIENT} | more))
+    parts: dict[str, Any] = {"stats": HANG, "clients": CLIENT} | more
+    return run.until(until, start=start, **parts)
 
 
 def healed(run: Run, **more: Any) -> Run:
-    return wedged(run, 230).until(260, start=240, **({"stats": lambda t: decoding(t * 2), "clients": CLIENT} | more))
+    parts: dict[str, Any] = {"stats": lambda t: decoding(t * 2), "clients": CLIENT} | more
+    return wedged(run, 230).until(260, start=240, **parts)
 
 
 def blind(patience: Any = PATIENCE, **parts: Any) -> Run:
