@@ -4,6 +4,7 @@ reads it: through the ninfer profile."""
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -149,7 +150,7 @@ def test_a_conversation_that_goes_on_finds_its_prefix_another_does_not() -> None
     assert rig.model.stats(rig.t)["cache_reuse"]["reused_prompt_tokens"] == 10_100
 
 
-def test_the_queue_gives_up_after_its_deadline_and_that_is_no_failure_of_the_engine() -> None:
+def test_the_queue_gives_up_after_its_deadline() -> None:
     rig = Rig(lanes=1)
     rig.ask(10, 100, endless=True)
     waiting = rig.ask()
@@ -161,7 +162,7 @@ def test_the_queue_gives_up_after_its_deadline_and_that_is_no_failure_of_the_eng
     assert ended.total == pytest.approx(120.0)
     assert "HTTP 408 | request_queue_timeout" in " ".join(rig.news())
     last = [PROFILE.requests.read(r) for r in rig.model.take_records() if PROFILE.requests][-2:]
-    assert "other" in {row.kind for row in last if row}
+    assert "failed" in {row.kind for row in last if row}  # since a82a667: over, and its client got nothing
 
 
 def test_what_is_refused_and_how() -> None:
@@ -223,6 +224,8 @@ def test_a_stop_fails_the_work_and_leaves_nothing_behind() -> None:
     job = rig.ask(10, 1000)
     rig.go(1)
     rig.news()
+    rig.fault("idle-wedge")
+    lost = rig.ask(10, 1000)
     rig.model.shutdown(rig.t)
     lines = rig.news()
     assert (job.state, job.status) == ("failed", 503)
@@ -230,6 +233,14 @@ def test_a_stop_fails_the_work_and_leaves_nothing_behind() -> None:
     assert lines[-1].endswith(
         "(fail-all): main_kv_pages=0 backend_kv_pages=0 device_state_slots=0 host_state_slots=0 host_kv_bytes=0"
     )
+    assert (lost.state, lost.status) == ("failed", 503), "whoever waits for it learns of the stop"
+    with pytest.raises(Rejected) as late:
+        rig.ask()
+    assert late.value.status == 503
+    assert rig.model.health(rig.t)[0] == 503
+    rig.model.cancel(job.id, rig.t)
+    rig.go(60)
+    assert rig.news() == [], "those were the last lines"
 
 
 # --- the faults
@@ -373,7 +384,7 @@ def runaway() -> None:
 
 def long_prefill() -> None:
     rig = Rig().fault("long-prefill", seconds=150)
-    job = rig.ask(10, 5)  # however short the prompt: the rate lines are what a watcher has
+    job = rig.ask(1000, 5)
     rig.go(1)
     before, rig_lines = rig.counters(), 0
     for _ in range(28):
@@ -385,6 +396,19 @@ def long_prefill() -> None:
     rig.go(10)
     assert job.state == "done"
     assert job.ttft == pytest.approx(150, abs=0.1)
+
+
+@pytest.mark.parametrize("prompt", [1, 10, 18, 1000, 250_000])
+@pytest.mark.parametrize("generation", [1, 2])
+def test_the_rate_lines_of_a_long_prefill_add_up_to_its_prompt(prompt: int, generation: int) -> None:
+    rig = Rig(generation=generation).fault("long-prefill", seconds=47)
+    rig.ask(prompt, 5)
+    rig.go(60)
+    rates = [r["prefill_tok_s"] for r in rig.model.take_records() if r["event"] == "throughput"]
+    assert sum(rates) * rig.model.config.throughput_s == pytest.approx(prompt, abs=0.05 * 5 * len(rates))
+    if generation == 2:
+        told = re.findall(r"prefill \S+ tok/s \(([\d,]+) tok\)", "\n".join(rig.news()))
+        assert sum(int(tokens.replace(",", "")) for tokens in told) == prompt
 
 
 def held(name: str, holds: Callable[[Rig], bool]) -> Callable[[], None]:
@@ -416,6 +440,18 @@ def page_relief() -> None:
     rig.go(10)
     assert job.state == "done"
     assert job.queued_s == pytest.approx(112.0)
+
+
+@pytest.mark.parametrize("seconds", [119.0, 120.0, 121.0, 500.0])
+def test_a_queue_that_is_worked_is_admitted_however_long_that_took(seconds: float) -> None:
+    rig = Rig(lanes=1).fault("page-relief", seconds=seconds)
+    first, second = rig.ask(100, 5), rig.ask(100, 12_000)
+    third = rig.ask(100, 5)
+    rig.go(seconds + 5)
+    assert (first.state, second.state, third.state) == ("done", "decoding", "queued")
+    assert first.queued_s == pytest.approx(seconds)
+    rig.go(121)
+    assert third.status == 408, "from there on the limit is the queue's own"
 
 
 def phantom() -> None:
@@ -501,11 +537,25 @@ def slow_load() -> None:
 def crash_loop() -> None:
     model = Model(Config(load_s=2.0), now=T0)
     model.fault("crash-loop", T0, times=1)
-    model.advance(T0 + 2.9)
-    assert model.ready(T0 + 2.9)
+    model.fault("slow-load", T0, seconds=180)  # in any order
+    model.advance(T0 + 180.5)
+    assert model.ready(T0 + 180.5)
     assert model.dead is None
-    model.advance(T0 + 3.1)
+    model.listen(T0 + 180.5)  # a clock looks now and then
+    model.advance(T0 + 181.4)
+    assert model.dead is None
+    model.advance(T0 + 181.6)
     assert model.dead == ("abort", 6)
+
+
+def test_a_slow_load_is_mended_by_clear() -> None:
+    for cleared, ready in [(1.0, 2.0), (50.0, 50.0), (200.0, 180.0)]:
+        model = Model(Config(load_s=2.0), now=T0)
+        model.fault("slow-load", T0, seconds=180)
+        model.clear(T0 + cleared)
+        assert not model.ready(T0 + ready - 0.1)
+        assert model.ready(T0 + ready)
+        assert model.stats(T0 + 300)["load"]["load_seconds"] == ready, "what it took, once it is over"
 
 
 SHAPES: dict[str, Callable[[], None]] = {

@@ -23,8 +23,8 @@ class Broken:
     nothing is answered or written; no_admission: the queue is not looked at; sticks, stuck: the next request stays
     between queue and lane; freezes_prefill: the engine freezes at the next prefill; loses: requests are taken and
     forgotten; failing: so many requests fail; relief_*: the queue is worked until then, next line; stale: gauges that
-    /stats shows; mixes: answers carry another session's words; dies_*: when and how the process ends; stats_until,
-    health_until: the handler waits for the engine until then."""
+    /stats shows; mixes: answers carry another session's words; dies_*: when and how the process ends; crashes: it does
+    a second after it is ready; stats_until, health_until: the handler waits for the engine until then."""
 
     frozen: bool = False
     mutex: bool = False
@@ -46,6 +46,7 @@ class Broken:
     stop_s: float | None = None
     dies_t: float = math.inf
     dies_as: tuple[Literal["abort", "exit"], int] = ("abort", 6)
+    crashes: bool = False
     stats_until: float = -math.inf
     health_until: float = -math.inf
 
@@ -81,7 +82,7 @@ def _unavailable(m: Model) -> None:
 
 
 def _page_relief(m: Model, seconds: float, every: float) -> None:
-    m.broken.relief_t, m.broken.relief_until, m.broken.relief_every_s = m.t, m.t + seconds, max(every, 0.1)
+    m.broken.relief_t, m.broken.relief_until, m.broken.relief_every_s = m.t, m.t + seconds, every
 
 
 def _livelock(m: Model, every: float) -> None:
@@ -143,7 +144,7 @@ def _slow_load(m: Model, seconds: float) -> None:
 
 
 def _crash_loop(m: Model, times: float) -> None:
-    m.broken.dies_t, m.broken.dies_as = m.t + (m.load_s + CRASH_AFTER_S if times > 0 else math.inf), ("abort", 6)
+    m.broken.crashes = times > 0
 
 
 OOM = "[engine] WORKER OOM: std::bad_alloc - recovering"

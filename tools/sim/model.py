@@ -14,7 +14,7 @@ from dataclasses import replace
 from typing import Any, Literal
 
 from inferops.sim import said, steps
-from inferops.sim.faults import FAULTS, Broken
+from inferops.sim.faults import CRASH_AFTER_S, FAULTS, Broken
 from inferops.sim.jobs import ENDED, Config, Job, JobState, Rejected, Request
 
 __all__ = ["Config", "Job", "Model", "Rejected", "Request"]
@@ -40,6 +40,7 @@ class Model:
             ("active_captures_aborted", "active_captures_completed", "committed_decode_tokens",
              "computed_prefill_tokens", "decode_rounds", "decode_row_rounds"), 0.0)  # fmt: skip
         self.reused, self.spoke = 0, ""  # prompt tokens found in the cache; the session that was answered last
+        self.stopping = False
         self.dead: tuple[Literal["abort", "exit"], int] | None = None
         self._jobs: dict[int, Job] = {}
         self._ended: deque[int] = deque()
@@ -56,6 +57,8 @@ class Model:
         asked, most = request.prompt_tokens, self.config.max_context
         if not self.ready(now):
             self._refuse(503, "unavailable", "the model is loading")
+        if self.stopping:
+            self._refuse(503, "unavailable", "the server stops")
         if self.broken.unavailable:
             self._refuse(503, "unavailable", "the engine is not available")
         if asked >= most:
@@ -101,13 +104,16 @@ class Model:
     def listen(self, now: float) -> None:
         """It is loaded and takes requests from here on: its line, its record."""
         self.advance(now)
+        if self.broken.crashes:
+            self.broken.dies_t = now + CRASH_AFTER_S
         self.log("server_start")
         self.say(f"listening on {self.config.address}")
 
     def health(self, now: float) -> tuple[int, dict[str, str]]:
         """Code and body of GET /health."""
         self.advance(now)
-        return (503, {"status": "unavailable"}) if self.broken.unavailable else (200, {"status": "ok"})
+        down = self.broken.unavailable or self.stopping
+        return (503, {"status": "unavailable"}) if down else (200, {"status": "ok"})
 
     def holds_stats(self, now: float) -> bool:
         """True while the handler of /stats waits for the engine."""
@@ -153,8 +159,10 @@ class Model:
         self.advance(now)
 
     def clear(self, now: float) -> None:
-        """Mends it: what stood goes on, what had no end gets one, what was lost stays lost."""
+        """Mends it: what stood goes on, what had no end gets one, what loads is loaded, what was lost stays lost."""
         self.advance(now)
+        if not self.ready(now):
+            self.load_s = max(self.config.load_s, now - self.born)
         self.broken = Broken()
         for job in self.under_way():
             job.endless = False
@@ -163,9 +171,12 @@ class Model:
         self.wake()
 
     def shutdown(self, now: float) -> None:
-        """The lines of a clean stop; what was under way fails."""
+        """The lines of a clean stop, and the last ones; what was under way fails, nothing more is taken."""
         self.advance(now)
+        self.stopping, self.tick_t = True, math.inf
         self.fail_all("the server stops", 503)
+        for job in [job for job in self._jobs.values() if job.state == "lost"]:
+            self.end(job, "failed", status=503, error="the server stops")
         self.say(said.cleanup())
         self.say(said.residual("fail-all", 0, 0, 0))
 

@@ -15,6 +15,8 @@ if TYPE_CHECKING:
 DECODE_BESIDE_PREFILL = 0.5  # of the rate: a prefill takes its share of each step
 SOON_S = 1e-6  # is now: a clock of 1.8e9 s (Unix time) has steps of 2.4e-7 s, and no event may fall between two
 
+ROUNDS_TOKENS = 0.01  # less than that short of a token is a token: a step of that clock is 6e-4 of them
+
 
 def one(m: Model, now: float) -> bool:
     """The next step towards `now`; False once it is reached."""
@@ -51,6 +53,11 @@ def _expires(m: Model) -> bool:
     return bool(m.queue) and not (m.broken.no_admission or m.broken.stuck) and m.t >= m.broken.relief_until
 
 
+def _deadline(m: Model) -> float:
+    """When the head of the queue has waited too long; while pages were freed for it, the engine was at it."""
+    return max(m.queue[0].t_submit, m.broken.relief_until) + m.config.queue_deadline_s
+
+
 def _events(m: Model) -> Iterator[float]:
     """When something happens next by itself."""
     b = m.broken
@@ -61,7 +68,7 @@ def _events(m: Model) -> Iterator[float]:
     if m.queue and m.t < b.relief_until:
         yield min(b.relief_t, b.relief_until)
     if _expires(m):
-        yield m.queue[0].t_submit + m.config.queue_deadline_s
+        yield _deadline(m)
     if m.between is not None and not b.stuck:
         yield (m.between.t_admit or 0.0) + m.config.materialize_s
     if (head := _head(m)) is not None:
@@ -104,9 +111,10 @@ def _happen(m: Model) -> None:
         b.relief_t = m.t + b.relief_every_s
     if m.between is not None and not b.stuck and m.t >= (m.between.t_admit or 0.0) + m.config.materialize_s - SOON_S:
         _place(m, m.between)
-    while _expires(m) and m.t - m.queue[0].t_submit >= m.config.queue_deadline_s - SOON_S:
+    while _expires(m) and m.t >= _deadline(m) - SOON_S:
         m.end(m.queue[0], "failed", status=408, error="request_queue_timeout")
     if (head := _head(m)) is not None and head.left <= SOON_S * head.speed:
+        m.work[0] += head.left
         m.counters["computed_prefill_tokens"] += head.request.prompt_tokens - head.cached
         head.state = "decoding"
         if b.failing < 1:
@@ -136,8 +144,8 @@ def _place(m: Model, job: Job) -> None:
     m.reused += job.cached
     job.state, job.left = "prefilling", float(max(1, job.request.prompt_tokens - job.cached))
     job.speed = m.config.prefill_tok_s
-    if b.slow_prefill_s:  # as if the prompt were that long: the rate lines say so
-        job.left, b.slow_prefill_s = b.slow_prefill_s * job.speed, 0.0
+    if b.slow_prefill_s:
+        job.speed, b.slow_prefill_s = job.left / b.slow_prefill_s, 0.0
     if b.runaway and not any(one.endless for one in m.running):
         job.endless = True
     if b.mixes:
@@ -151,8 +159,9 @@ def _place(m: Model, job: Job) -> None:
 def _report(m: Model) -> None:
     """The rate line of the interval that ends now, in the journal and in the request log; none for an idle one."""
     seconds, (prefilled, decoded) = m.t - m.since_t, m.work
-    m.since_t, m.work = m.t, [0.0, 0.0]
     busy = bool(m.running or m.queue or m.between)
+    prefilled = float(int(prefilled + ROUNDS_TOKENS))  # the rest is the next line's: they add up to the prompt
+    m.since_t, m.work = m.t, [m.work[0] - prefilled, 0.0]
     m.tick_t = m.t + m.config.throughput_s if busy else math.inf
     if busy or prefilled or decoded:
         m.say(said.throughput(m.config.generation, seconds, prefilled, decoded, m.gauges()))
