@@ -27,6 +27,7 @@ from inferops.sim.faults import FAULTS
 
 LINE_MAX_BYTES = 64_000
 ANSWER_S = 5.0
+LEAST = {"seconds": 0.1, "every": 0.1, "count": 1.0, "times": 1.0, "running": 0.0, "waiting": 0.0}  # of each argument
 SOCKET_PATH_MAX_BYTES = 107  # unix(7): sun_path is 108 with its end
 
 
@@ -39,8 +40,8 @@ def checked(name: str, args: dict[str, float]) -> None:
         if arg not in known:
             takes = f"it takes {', '.join(known)}" if known else "it takes no argument"
             raise UsageError(f"{name}: no argument {escape(arg)}{near(arg, tuple(known))}", takes)
-        if not 0 <= value < 1e9:
-            raise UsageError(f"{name}: {arg}: expected 0 to 1e9, got {value:g}", f"for example {arg}=60")
+        if not LEAST[arg] <= value < 1e9:
+            raise UsageError(f"{name}: {arg}: expected {LEAST[arg]:g} to 1e9, got {value:g}", f"for example {arg}=60")
 
 
 def path_of(port: int) -> Path:
@@ -67,6 +68,11 @@ def pending(path: Path) -> dict[str, dict[str, float]]:
     except (OSError, InferopsError, AttributeError, TypeError, ValueError):
         return {}
     return kept if all(FAULTS[name].next_start for name in kept) else {}
+
+
+def keep(path: Path, faults: dict[str, dict[str, float]]) -> None:
+    """Keeps them for the next start, beside those that are there already."""
+    write_atomic(path, orjson.dumps(pending(path) | faults))
 
 
 def used_up(path: Path) -> dict[str, dict[str, float]]:
@@ -119,8 +125,7 @@ def _done(driver: Driver, path: Path, line: bytes) -> dict[str, Any]:
         name, args = str(asked.get("fault")), {str(k): float(v) for k, v in dict(asked.get("args") or {}).items()}
         checked(name, args)
         if FAULTS[name].next_start:
-            file = path.with_suffix(".next")
-            write_atomic(file, orjson.dumps(pending(file) | {name: dict(FAULTS[name].args) | args}))
+            keep(path.with_suffix(".next"), {name: dict(FAULTS[name].args) | args})
         driver.fault(name, args)
         return {"ok": name, "pid": os.getpid(), "kind": FAULTS[name].kind, "next_start": FAULTS[name].next_start}
     except InferopsError as e:

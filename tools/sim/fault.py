@@ -75,6 +75,8 @@ def main(name: str, args: tuple[str, ...], port: int, output: str) -> int:
     """Break the simulator with the fault NAME (ARGS: NAME=NUMBER), or mend it: `inferops sim fault clear`."""
     given = numbers(args)
     if name == "clear":
+        if given:
+            raise UsageError("clear: it takes no argument, and mends all", "inferops sim fault clear")
         said = control.ask(port, {"clear": True})
         text = "mended: what stood goes on, what was lost stays lost"
     else:

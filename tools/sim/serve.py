@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
+import math
 import os
 import resource
 import signal
@@ -39,6 +40,7 @@ except ImportError as missing:
     raise ImportError(f"the simulator needs starlette and uvicorn ({missing}): pip install 'inferops[sim]'") from None
 
 BACKLOG = 128
+LOADS_LOOK_S = 0.1  # how often it looks whether it is loaded: a slow load can be mended
 
 
 class Server(uvicorn.Server):
@@ -49,7 +51,23 @@ class Server(uvicorn.Server):
         yield
 
 
+class Float(click.FloatRange):
+    """A range that NaN is not in."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        number = super().convert(value, param, ctx)
+        if math.isnan(number):
+            self.fail(f"expected {self.min:g} to {self.max:g}, got {value}", param, ctx)
+        return number
+
+
 # --- edge
+
+
+def taken(what: str, port: int) -> Refused:
+    """That somebody has the port, and who."""
+    who = ", ".join(f"pid {pid}" for one in ports.listeners(port) for pid in one.pids) or "somebody unseen"
+    return Refused(f"{what} port {port} is held by {who}", "stop that, or choose another with --port and --stats-port")
 
 
 def bound(host: str, port: int, what: str) -> socket.socket:
@@ -64,12 +82,19 @@ def bound(host: str, port: int, what: str) -> socket.socket:
     except OSError as e:
         sock.close()
         if e.errno == errno.EADDRINUSE:
-            who = ", ".join(f"pid {pid}" for one in ports.listeners(port) for pid in one.pids) or "somebody unseen"
-            raise Refused(
-                f"{what} port {port} is held by {who}", "stop that, or choose another with --port and --stats-port"
-            ) from None
+            raise taken(what, port) from None
         raise UsageError(f"{what} {escape(host)}:{port}: {e.strerror}", "expected an address of this machine") from None
     return sock
+
+
+def listening(sock: socket.socket, what: str) -> None:
+    """Takes connections from here on. Raises Refused: another was bound to the port as well, and has loaded first."""
+    try:
+        sock.listen(BACKLOG)
+    except OSError as e:
+        if e.errno != errno.EADDRINUSE:
+            raise
+        raise taken(what, sock.getsockname()[1]) from None
 
 
 def opened(path: str | None) -> int | None:
@@ -110,22 +135,16 @@ def opened(path: str | None) -> int | None:
 @local_option(
     "--lanes", type=click.IntRange(1, 64), default=4, why="this one's size", help="requests that run at once [4]"
 )
-@local_option(
-    "--speed", type=click.FloatRange(0.01, 1000), default=1.0, why="this one's speed", help="times the token rates [1]"
-)
+@local_option("--speed", type=Float(0.01, 1000), default=1.0, why="this one's speed", help="times the token rates [1]")
 @local_option(
     "--throughput",
-    type=click.FloatRange(0.1, 600),
+    type=Float(0.1, 600),
     default=5.0,
     why="how this one writes",
     help="seconds between rate lines [5]",
 )
-@local_option(
-    "--load", type=click.FloatRange(0, 3600), default=2.0, why="this one's speed", help="seconds until it serves [2]"
-)
-@local_option(
-    "--stop", type=click.FloatRange(0, 3600), default=1.0, why="this one's speed", help="seconds a clean stop takes [1]"
-)
+@local_option("--load", type=Float(0, 3600), default=2.0, why="this one's speed", help="seconds until it serves [2]")
+@local_option("--stop", type=Float(0, 3600), default=1.0, why="this one's speed", help="seconds a clean stop takes [1]")
 @local_option("--seed", type=int, default=0, why="this one's chance", help="of the instance id [drawn anew]")
 def main(host: str, port: int, stats_port: int, request_log: str | None, generation: int, lanes: int, speed: float,
          throughput: float, load: float, stop: float, seed: int) -> int:  # fmt: skip
@@ -151,8 +170,6 @@ def main(host: str, port: int, stats_port: int, request_log: str | None, generat
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # an abort on demand leaves no core behind
         now, wall = time.monotonic(), time.time()
         model = Model(config, seed or time.time_ns(), now=now, epoch=wall - now)
-        for name, args in control.used_up(path.with_suffix(".next")).items():
-            FAULTS[name].apply(model, **(dict(FAULTS[name].args) | args))
         return asyncio.run(_serve(Driver(model, log), sockets, path))
 
 
@@ -167,16 +184,37 @@ async def _serve(driver: Driver, sockets: tuple[socket.socket, socket.socket], p
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop, number)
+    kept = path.with_suffix(".next")
     socket_server = await control.serve(path, driver)
-    driver.start()
-    with contextlib.suppress(TimeoutError):
-        await asyncio.wait_for(stopped.wait(), driver.model.load_s)
+    try:
+        shows = control.used_up(kept)  # not before the place is ours: a start that is refused shows nothing
+        try:
+            for name, args in shows.items():
+                FAULTS[name].apply(driver.model, **(dict(FAULTS[name].args) | args))
+            driver.start()
+            stop_s = await _until_stopped(driver, sockets, stopped)
+        except Refused:
+            if shows:
+                control.keep(kept, shows)
+            raise
+    finally:
+        socket_server.close()
+        path.unlink(missing_ok=True)  # noqa: ASYNC240 - one unlink at the very end
+    await asyncio.sleep(stop_s)  # the port is closed and the process still there: it unpins its memory
+    return 0 if got[0] == signal.SIGTERM else 130
+
+
+async def _until_stopped(driver: Driver, sockets: tuple[socket.socket, socket.socket], stopped: asyncio.Event) -> float:
+    """Loads, then serves until it is to stop; how long that takes once all is closed, seconds."""
+    while not (stopped.is_set() or driver.model.ready(time.monotonic())):
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(stopped.wait(), LOADS_LOOK_S)
     quiet: dict[str, Any] = {"log_config": None, "access_log": False, "lifespan": "off"}
     servers = [Server(uvicorn.Config(app, timeout_graceful_shutdown=1, **quiet)) for app in apps(driver)]
     tasks: list[asyncio.Task[None]] = []
     if not stopped.is_set():
-        for sock in sockets:
-            sock.listen(BACKLOG)
+        for sock, what in zip(sockets, ("the API", "the stats"), strict=True):
+            listening(sock, what)
         tasks = [asyncio.create_task(server.serve([sock])) for server, sock in zip(servers, sockets, strict=True)]
         with driver.at() as (model, now):
             model.listen(now)
@@ -185,7 +223,4 @@ async def _serve(driver: Driver, sockets: tuple[socket.socket, socket.socket], p
     for server in servers:
         server.should_exit = True
     await asyncio.gather(*tasks)
-    socket_server.close()
-    path.unlink(missing_ok=True)  # noqa: ASYNC240 - one unlink at the very end
-    await asyncio.sleep(stop_s)  # the port is closed and the process still there: it unpins its memory
-    return 0 if got[0] == signal.SIGTERM else 130
+    return stop_s
