@@ -7,6 +7,7 @@ import os
 import re
 import signal
 import socket
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -229,3 +230,59 @@ def test_the_table_in_the_page_is_the_code() -> None:
         )
         for name, fault in FAULTS.items()
     ]
+
+
+@pytest.mark.parametrize("option", ["--load", "--stop", "--speed", "--throughput"])
+def test_nan_is_no_number_of_an_option(option: str) -> None:
+    code, said = serve_anywhere(option, "nan")
+    assert code == 2
+    assert "got nan" in said
+
+
+@pytest.mark.parametrize("common", ["both", "stats"])
+def test_two_that_start_together_on_one_port(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sim: Sim, common: str
+) -> None:
+    """Two sockets that do not listen yet can be bound to one port: the second to listen is told."""
+    (tmp_path / "other").mkdir()
+    other = Sim(tmp_path / "other")
+    other.stats_port = sim.stats_port
+    if common == "both":
+        other.port = sim.port
+    kept = '{"crash-loop":{"times":2.0}}'
+    nexts = []
+    for n, one in enumerate((sim, other)):
+        monkeypatch.setenv("INFEROPS_RUN_DIR", str(tmp_path / f"run{n}"))
+        nexts.append(control.path_of(one.port).with_suffix(".next"))
+    nexts[1].write_text(kept)
+    try:
+        monkeypatch.setenv("INFEROPS_RUN_DIR", str(tmp_path / "run1"))
+        starting = threading.Thread(target=other.start, kwargs={"load": "3"})
+        starting.start()
+        until(lambda: other.process is not None, "it has its environment")
+        monkeypatch.setenv("INFEROPS_RUN_DIR", str(tmp_path / "run0"))
+        until(lambda: "1.0" in nexts[1].read_text(), "the first one loads, and holds its ports")
+        sim.start()
+        starting.join()
+        assert other.code() == 4
+        assert f"is held by pid {sim.pid()}" in other.stderr()
+        assert other.stderr().count("\n") == 1
+        assert nexts[1].read_text() == kept, "as it was: nothing of it was shown"
+        assert sim.health() == 200
+    finally:
+        other.kill()
+
+
+def test_a_start_that_is_refused_keeps_the_faults_of_the_next(sim: Sim) -> None:
+    path = control.path_of(sim.port)
+    kept = '{"crash-loop":{"times":2.0},"slow-load":{"seconds":0.2}}'
+    path.with_suffix(".next").write_text(kept)
+    path.write_text("somebody's")
+    assert serve(sim.port, sim.stats_port)[0] == 4
+    assert path.with_suffix(".next").read_text() == kept
+    path.unlink()
+    with socket.create_server(("127.0.0.1", sim.stats_port)):
+        assert serve(sim.port, sim.stats_port)[0] == 4
+    assert path.with_suffix(".next").read_text() == kept
+    sim.start()
+    assert json.loads(path.with_suffix(".next").read_text()) == {"crash-loop": {"times": 1}}

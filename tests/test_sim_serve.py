@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
+import resource
 import signal
 import socket
 import subprocess
@@ -18,9 +20,10 @@ from typing import Any
 import httpx
 import pytest
 
+from inferops.sim import control
 from inferops.sim.driver import Driver
 from inferops.sim.model import Config, Model, Request
-from tests.sim_server import HOST, SOON_S, Sim, chat, inferops, until
+from tests.sim_server import HOST, INFEROPS, SOON_S, Sim, chat, inferops, until
 
 GRACE_S = 1.0  # what does not happen within it, does not happen
 
@@ -322,6 +325,230 @@ def test_faults_of_the_next_start_wait_for_it_and_are_used_up(sim: Sim) -> None:
     sim.start()
     time.sleep(2 * GRACE_S)
     assert sim.code() is None, "clear takes those of the next start back, too"
+
+
+def asked_in_vain(sim: Sim, url: str, answers: list[int]) -> threading.Thread:
+    """A thread that asks for it, POST or GET, and puts the status code into `answers`; 0 where none came."""
+
+    def ask() -> None:
+        try:
+            if url.startswith("/v1"):
+                answers.append(sim.post(chat("what is held", 2), url).status_code)
+            else:
+                answers.append(
+                    httpx.get(sim.stats_url if url == "/stats" else sim.url + url, timeout=SOON_S).status_code
+                )
+        except httpx.TransportError:
+            answers.append(0)
+
+    thread = threading.Thread(target=ask)
+    thread.start()
+    return thread
+
+
+@pytest.mark.parametrize(
+    ("fault", "url", "code"),
+    [
+        ("stats-held", "/stats", 200),
+        ("health-held", "/health", 503),
+        ("idle-wedge", "/v1/chat/completions", 503),
+        ("queue-wedge", "/v1/messages", 503),
+    ],
+)
+def test_whoever_is_held_is_answered_at_a_stop(sim: Sim, fault: str, url: str, code: int) -> None:
+    sim.start()
+    sim.fault(fault)
+    answers: list[int] = []
+    asking = asked_in_vain(sim, url, answers)
+    time.sleep(GRACE_S)
+    assert answers == []
+    assert sim.stop() == 0
+    asking.join()
+    assert answers == [code]
+    assert sim.stderr() == ""
+
+
+def test_half_a_body_does_not_hold_a_stop(sim: Sim) -> None:
+    sim.start()
+    with socket.create_connection((HOST, sim.port)) as half:
+        half.sendall(b"POST /v1/messages HTTP/1.1\r\nHost: x\r\nContent-Length: 99\r\n\r\n{")
+        time.sleep(GRACE_S)
+        assert sim.stop() == 0
+    assert "Traceback" not in sim.stderr()
+
+
+def test_a_stop_under_load_takes_nothing_more(sim: Sim) -> None:
+    sim.start("--stop", "0.5")
+    ends = threading.Event()
+    codes: set[int] = set()
+
+    def work() -> None:
+        while not ends.is_set():
+            try:
+                codes.add(sim.post(chat("again and again", 3)).status_code)
+            except httpx.TransportError:
+                codes.add(0)
+
+    threads = [threading.Thread(target=work) for _ in range(12)]
+    for thread in threads:
+        thread.start()
+    try:
+        until(lambda: 200 in codes, "work")
+        assert sim.stop() == 0
+    finally:
+        ends.set()
+        for thread in threads:
+            thread.join()
+    assert sim.stdout().splitlines()[-1].startswith("[engine] post-recovery residual (fail-all): ")
+    assert sim.stderr() == ""
+    assert {record["error"]["status"] for record in sim.records("request_error")} <= {503}
+
+
+def test_a_frozen_engine_does_not_stop_from_the_first_moment_on(sim: Sim) -> None:
+    """Right after the answer of the fault socket, and right after the prefill that freezes it."""
+    for name in ("decode-wedge", "prefill-wedge"):
+        sim.start()
+        sim.fault("clear")
+        ask = socket.socket(socket.AF_UNIX)
+        with ask:
+            ask.connect(str(control.path_of(sim.port)))
+            ask.sendall(json.dumps({"fault": name}).encode() + b"\n")
+            assert b"ok" in ask.recv(4096)
+        if name == "prefill-wedge":
+            asking = asked_in_vain(sim, "/v1/messages", [])
+            until(sim.gauges, "frozen in it")
+        os.kill(sim.pid(), signal.SIGTERM)
+        time.sleep(GRACE_S)
+        assert sim.code() is None
+        sim.fault("clear")
+        assert sim.ended() == 0
+    asking.join()
+
+
+@pytest.mark.parametrize("moment", range(20))
+def test_a_fault_that_freezes_is_answered_once_the_thread_stands(moment: int) -> None:
+    driver = Driver(Model(Config(load_s=0.0), now=time.monotonic()), None)
+    driver.start()
+    time.sleep(moment / 1000)
+    for _ in range(3):
+        driver.fault("decode-wedge", {})
+        assert not driver.mutex.acquire(blocking=False), "it stands in it"
+        driver.clear()
+    driver.stop()
+
+
+def test_a_full_disk_loses_records_and_tears_none(sim: Sim) -> None:
+    sim.log.write_text(json.dumps({"event": "old", "filler": "x" * 20_000}) + "\n")
+    sim.start()
+    hard = resource.prlimit(sim.pid(), resource.RLIMIT_FSIZE)[1]
+    for _ in range(2):
+        limit = sim.log.stat().st_size + 30
+        resource.prlimit(sim.pid(), resource.RLIMIT_FSIZE, (limit, hard))
+        assert sim.post(chat("lost", 3)).status_code == 200
+        assert sim.post(chat("lost, too", 3)).status_code == 200
+        assert sim.log.stat().st_size == limit - 30
+        resource.prlimit(sim.pid(), resource.RLIMIT_FSIZE, (hard, hard))
+        assert sim.post(chat("kept", 3)).status_code == 200
+        until(lambda: sim.records()[-1]["event"] in ("request_done", "throughput"), "its record")
+    events = [record["event"] for record in sim.records() if record["event"] != "throughput"]
+    assert events == ["old", "server_start", *["request_start", "request_done"] * 2]
+    assert sim.stderr() == "inferops sim: the request log takes no record: File too large\n" * 2, "once each time"
+
+
+def test_a_journal_that_nobody_reads_ends_it(sim: Sim) -> None:
+    line = [*INFEROPS, "sim", "serve", "--port", str(sim.port), "--stats-port", str(sim.stats_port), "--load", "0.1"]
+    with subprocess.Popen(line, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        assert process.stdout.readline().startswith("listening on")
+        process.stdout.close()
+        with contextlib.suppress(httpx.TransportError):
+            sim.post(chat("a line", 3))
+        assert process.wait(SOON_S) == 141
+        assert process.stderr.read() == "inferops sim: stdout takes no line: Broken pipe; it ends\n"
+
+
+def test_slow_load_under_way_is_mended_and_crash_loop_waits_for_it(sim: Sim) -> None:
+    sim.start()
+    sim.fault("crash-loop", "times=1")
+    sim.fault("slow-load", "seconds=3")
+    assert sim.stop() == 0
+    sim.start()
+    assert sim.health() == 200, "it was ready first"
+    assert sim.ended() == -signal.SIGABRT
+    sim.start()
+    sim.fault("slow-load", "seconds=300")
+    assert sim.stop() == 0
+    starting = threading.Thread(target=sim.start)
+    starting.start()
+    until(lambda: sim.code() is None and control.path_of(sim.port).exists(), "it loads")
+    time.sleep(GRACE_S)
+    assert _refuses(sim)
+    sim.fault("clear")
+    starting.join()
+    assert sim.health() == 200
+
+
+# --- what is asked
+
+
+def session(sim: Sim, body: dict[str, Any], path: str = "/v1/chat/completions") -> tuple[str, int]:
+    """The session of an answer's words, and the tokens of its prompt."""
+    got = sim.post({"max_tokens": 1, "max_output_tokens": 1} | body, path).json()
+    text = re.search(r"\b([0-9a-f]{8})\.0 ", json.dumps(got))
+    assert text
+    return text[1], got["usage"].get("prompt_tokens") or got["usage"]["input_tokens"]
+
+
+def test_a_conversation_is_its_system_prompt_and_its_first_user_message(sim: Sim) -> None:
+    sim.start()
+
+    def turns(*pairs: tuple[str, str]) -> dict[str, Any]:
+        return {"messages": [{"role": role, "content": text} for role, text in pairs]}
+
+    be, hi = ("system", "be brief"), ("user", "hello there")
+    base = session(sim, turns(be, hi))
+    assert base[1] == 8 + 4
+    assert session(sim, turns(be, ("user", "something else")))[0] != base[0]
+    assert session(sim, turns(("system", "be long"), hi))[0] != base[0]
+    assert session(sim, turns(("developer", "be brief"), hi)) == base
+    assert session(sim, turns(be, hi, ("assistant", "hi"), ("user", "and now")))[0] == base[0]
+    assert session(sim, turns(hi) | {"system": "be brief"}, "/v1/messages") == base
+    assert session(sim, {"input": "hello there", "instructions": "be brief"}, "/v1/responses") == base
+    assert session(sim, {"input": "hello there"}, "/v1/responses")[0] != base[0]
+    assert session(sim, turns(be))[1] == 8 + 2, "no user at all"
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/messages", "/v1/responses"])
+def test_too_large_a_body_is_413(sim: Sim, path: str) -> None:
+    sim.start()
+    body = json.dumps(chat("w" * (8 << 20), 1)).encode()
+    refused = httpx.post(sim.url + path, content=body, timeout=SOON_S)
+    assert refused.status_code == 413
+    error = refused.json()
+    assert error.get("type") == ("error" if path == "/v1/messages" else None)
+    assert error["error"]["type"] == "request_too_large"
+    assert "8,388,608 bytes" in error["error"]["message"]
+    fits = json.dumps(chat("w" * ((8 << 20) - 200), 1) | {"input": "x"}).encode()
+    assert httpx.post(sim.url + path, content=fits, timeout=SOON_S).status_code == 200
+
+
+def test_stats_goes_on_while_a_body_is_parsed(sim: Sim) -> None:
+    sim.start()
+    body = b'{"messages":[{"content":"x"}],"max_tokens":1,"x":[' + b"0," * 3_000_000 + b"0]}"
+    codes: list[int] = []
+    asking = threading.Thread(
+        target=lambda: codes.append(httpx.post(sim.url + "/v1/messages", content=body, timeout=60).status_code)
+    )
+    asking.start()
+    looks = 0
+    while not codes:
+        sim.stats()
+        looks += 1
+        assert looks < 100_000
+    asking.join()
+    assert codes == [200]
+    assert looks >= 10, "a few seconds' worth"
 
 
 def test_without_its_libraries_it_says_what_to_install() -> None:

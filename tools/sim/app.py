@@ -16,10 +16,11 @@ from starlette.routing import Route
 from inferops.core import finite
 from inferops.core.verdict import BlindError
 from inferops.sim.driver import Driver
-from inferops.sim.jobs import ENDED, Job, Rejected
+from inferops.sim.jobs import ENDED, Job, Rejected, Request
 from inferops.sim.protocols import PROTOCOLS, BadRequest, Protocol, event, request_of, words
 
 TICK_S = 0.02
+BODY_MAX_BYTES = 8 << 20  # the context in words is 2 MiB; 20 MB once took 1.5 GB and 8 s
 KEEP_ALIVE_S = 5.0  # of a stream without a token, then a comment
 HELD_S = 0.05  # how often a handler that waits for the engine looks again
 
@@ -28,7 +29,8 @@ def apps(driver: Driver) -> tuple[Starlette, Starlette]:
     """The application of the API port and that of the stats port."""
 
     async def held(by: Callable[[float], bool]) -> None:
-        while by(time.monotonic()):  # noqa: ASYNC110 - what it waits for is a time, or never
+        # What it waits for is a time, a stop, or never
+        while by(time.monotonic()) and not driver.model.stopping:  # noqa: ASYNC110
             await asyncio.sleep(HELD_S)
 
     async def health(_: Asked) -> Response:
@@ -52,10 +54,13 @@ def apps(driver: Driver) -> tuple[Starlette, Starlette]:
     def asked(protocol: Protocol) -> Callable[[Asked], Any]:
         async def answer(got: Asked) -> Response:
             try:
-                body = await got.body()
-            except ClientDisconnect:
+                body = await _body(got)
+            except (ClientDisconnect, asyncio.CancelledError):  # the server stops, and half of it is all there is
                 return Response(status_code=499)
             await held(lambda _: driver.model.silent())
+            if body is None:
+                why = f"expected a body of at most {BODY_MAX_BYTES:,} bytes"
+                return JSONResponse(protocol.error(413, "request_too_large", why), 413)
             return await _answer(driver, protocol, got, body)
 
         return answer
@@ -65,9 +70,23 @@ def apps(driver: Driver) -> tuple[Starlette, Starlette]:
     return main, Starlette(routes=[Route("/stats", stats)])
 
 
+async def _body(got: Asked) -> bytes | None:
+    """What was sent; None if that is too much, and read to its end all the same: who still sends reads no answer."""
+    body, size = bytearray(), 0
+    async for part in got.stream():
+        size += len(part)
+        if size <= BODY_MAX_BYTES:
+            body += part
+    return bytes(body) if size <= BODY_MAX_BYTES else None
+
+
+def _parsed(body: bytes, protocol: str) -> Request:
+    return request_of(finite.loads(body, "the body"), protocol)
+
+
 async def _answer(driver: Driver, protocol: Protocol, got: Asked, body: bytes) -> Response:
     try:
-        request = request_of(finite.loads(body, "the body"), protocol.name)
+        request = await asyncio.to_thread(_parsed, body, protocol.name)  # /stats goes on meanwhile
         id = driver.submit(request)
     except (BadRequest, BlindError) as e:
         return JSONResponse(protocol.error(400, "invalid_request_error", str(e)), 400)

@@ -6,13 +6,14 @@ lock, so that a capture of the process shows what it would show of a real one.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import NoReturn
 
 import orjson
 
@@ -20,6 +21,7 @@ from inferops.sim.faults import FAULTS
 from inferops.sim.model import Model, Request
 
 STEP_S = 0.02  # some 50 engine steps a second
+STANDS_WITHIN_S = 2.0  # from a fault that freezes the engine: a step, and a busy machine's share of it
 LAST_WORDS_S = 0.2  # from a fault that ends the process to its end: whoever asked for it is answered
 PLAIN = ("[", "listening", "terminate", "throughput interval")  # lines that carry no time and no level of their own
 
@@ -43,8 +45,8 @@ class Driver:
     def __init__(self, model: Model, log: int | None) -> None:
         self.model, self._log = model, log
         self.mutex, self._lock = threading.Lock(), threading.RLock()
-        self._moves, self._ending = threading.Event(), threading.Event()
-        self._moves.set()
+        self._moves, self._stands, self._ending = threading.Event(), threading.Event(), threading.Event()
+        self._loses = False  # the last record did not go into the log
         self._thread = threading.Thread(target=self._work, name="engine", daemon=True)
 
     def start(self) -> None:
@@ -69,10 +71,13 @@ class Driver:
             model.cancel(id, now)
 
     def fault(self, name: str, args: dict[str, float]) -> None:
-        """As Model.fault; one for the next start is kept by the caller."""
+        """As Model.fault; returns once a frozen engine's thread stands. One for the next start the caller keeps."""
         with self.at() as (model, now):
             if not FAULTS[name].next_start:
                 model.fault(name, now, **args)
+            stands = model.broken.frozen and not self._ending.is_set()
+        if stands:
+            self._stands.wait(STANDS_WITHIN_S)
         if self.model.dead is not None:  # the engine's own thread may stand
             threading.Timer(LAST_WORDS_S, _die, self.model.dead).start()
 
@@ -80,25 +85,31 @@ class Driver:
         """As Model.clear; a frozen engine goes on."""
         with self.at() as (model, now):
             model.clear(now)
-        self._moves.set()
+            self._stands.clear()
+            self._moves.set()
 
     def stop(self) -> float:
         """A clean stop's lines; how long it takes until the process may go, seconds. A frozen engine stops never: the
         stop needs the mutex that it holds."""
-        with self.mutex:
-            self._ending.set()
-            with self.at() as (model, now):
-                model.shutdown(now)
-                return model.config.stop_s if model.broken.stop_s is None else model.broken.stop_s
+        while True:
+            with self.mutex, self.at() as (model, now):
+                model.advance(now)
+                if not model.broken.frozen:
+                    self._ending.set()
+                    model.shutdown(now)
+                    return model.config.stop_s if model.broken.stop_s is None else model.broken.stop_s
+            time.sleep(STEP_S)  # its thread has yet to take the mutex and to stand in it
 
     def _work(self) -> None:
         while not self._ending.is_set():
             with self.mutex:
-                self._moves.wait()
                 with self.at() as (model, now):
                     model.advance(now)
-                    if model.broken.frozen:
+                    if frozen := model.broken.frozen:
                         self._moves.clear()
+                        self._stands.set()
+                if frozen:
+                    self._moves.wait()
             if self.model.dead is not None:
                 time.sleep(LAST_WORDS_S)
                 _die(*self.model.dead)
@@ -106,20 +117,39 @@ class Driver:
 
     def _write(self) -> None:
         """Lines and records, each at its own time, the model's kept in step with the wall clock."""
-        for t, text in self.model.take_lines():
-            print(stamped(text, self.model.epoch + t), flush=True)
-        records: list[dict[str, Any]] = self.model.take_records()
+        try:
+            for t, text in self.model.take_lines():
+                print(stamped(text, self.model.epoch + t), flush=True)
+        except OSError as e:
+            _unheard(e)
+        records = self.model.take_records()
         if self._log is not None and records:
-            data = b"".join(orjson.dumps(record) + b"\n" for record in records)
-            try:
-                os.write(self._log, data)
-            except OSError as e:
+            self._append(self._log, b"".join(orjson.dumps(record) + b"\n" for record in records))
+
+    def _append(self, log: int, data: bytes) -> None:
+        """Whole records: of one that a full disk took in part, the part is cut off, or the next is glued to it."""
+        left = data
+        try:
+            while left:
+                left = left[os.write(log, left) :]
+        except OSError as e:
+            took = data[: len(data) - len(left)]
+            with contextlib.suppress(OSError):
+                os.ftruncate(log, os.lseek(log, 0, os.SEEK_CUR) - len(took) + took.rfind(b"\n") + 1)
+            if not self._loses:
                 print(f"inferops sim: the request log takes no record: {e.strerror}", file=sys.stderr, flush=True)
+        self._loses = bool(left)
+
+
+def _unheard(e: OSError) -> NoReturn:
+    """A server whose journal nobody can read is none to try anything on: it ends, from whichever thread wrote."""
+    with contextlib.suppress(OSError):
+        print(f"inferops sim: stdout takes no line: {e.strerror}; it ends", file=sys.stderr, flush=True)
+    os._exit(141 if isinstance(e, BrokenPipeError) else 3)
 
 
 def _die(how: str, code: int) -> None:
     """Ends the process as the fault wants it, with nothing tidied up."""
-    sys.stdout.flush()
     if how == "abort":
         os.abort()
     os._exit(code)

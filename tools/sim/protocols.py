@@ -13,6 +13,7 @@ from inferops.sim.jobs import Job, Request
 
 TEMPLATE_TOKENS = 8  # that a chat template puts around a prompt
 MAX_TOKENS_DEFAULT = 64
+SYSTEM = ("system", "instructions")  # where /v1/messages and /v1/responses have the system prompt
 FINISH = {"length": "max_tokens"}
 
 
@@ -26,7 +27,7 @@ def words(job: Job, first: int, last: int) -> str:
 
 
 def request_of(body: Any, protocol: str) -> Request:
-    """What is asked. A word is a token here; the session is the conversation's first message. Raises BadRequest."""
+    """What is asked. A word is a token here; the session is all up to the first user message. Raises BadRequest."""
     if not isinstance(body, dict):
         raise BadRequest(f"expected a JSON object, got {type(body).__name__}")
     turns = body.get("input", body.get("messages"))
@@ -34,15 +35,16 @@ def request_of(body: Any, protocol: str) -> Request:
         turns = [{"role": "user", "content": turns}]
     if not isinstance(turns, list) or not turns or not all(isinstance(turn, dict) for turn in turns):
         raise BadRequest("expected `messages` (or `input`): a list of at least one message")
-    texts = [_text(turn.get("content")) for turn in turns]
-    first = _text(body.get("system")) + texts[0]
+    texts = [_text(body.get(name)) for name in SYSTEM] + [_text(turn.get("content")) for turn in turns]
+    users = (n for n, turn in enumerate(turns, len(SYSTEM)) if turn.get("role", "user") == "user")
+    opening = "\n".join(text for text in texts[: next(users, len(SYSTEM)) + 1] if text)
     most = body.get("max_tokens", body.get("max_completion_tokens", body.get("max_output_tokens", MAX_TOKENS_DEFAULT)))
     if isinstance(most, bool) or not isinstance(most, int) or most < 1:
         raise BadRequest(f"max_tokens: expected a number of at least 1, got {most!r:.40}")
     tools = body.get("tools")
     return Request(
-        prompt_tokens=TEMPLATE_TOKENS + sum(len(text.split()) for text in (first, *texts[1:])), max_tokens=most,
-        session=hashlib.sha256(first.encode("utf-8", "replace")).hexdigest()[:8], stream=body.get("stream") is True,
+        prompt_tokens=TEMPLATE_TOKENS + sum(len(text.split()) for text in texts), max_tokens=most,
+        session=hashlib.sha256(opening.encode("utf-8", "replace")).hexdigest()[:8], stream=body.get("stream") is True,
         protocol=protocol, messages=len(turns), tools=len(tools) if isinstance(tools, list) else 0,
     )  # fmt: skip
 
