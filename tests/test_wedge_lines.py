@@ -18,7 +18,7 @@ STRANGER = ("10.0.0.9:5000",)
 
 
 def turn(one: Poll, **state: Any) -> Turn:
-    known = {"key": (77, START_T, None), "ready_t": START_T, "idle_clients": frozenset[str]()}
+    known: dict[str, Any] = {"key": (77, START_T, None), "ready_t": START_T, "idle_clients": frozenset[str]()}
     return Turn(State(**(known | state)), one, IDLE, 10.0)
 
 
@@ -189,7 +189,7 @@ def test_what_is_told_once_is_told_again_exactly_when_ten_minutes_have_passed() 
 
 
 def test_stats_that_are_refused_while_nothing_answers_are_no_nonsense() -> None:
-    gone = {"health": SILENT, "stats": Stats(answer="refused")}
+    gone: dict[str, Any] = {"health": SILENT, "stats": Stats(answer="refused")}
     run = Run().until(60).until(200, start=70, **gone)
     assert run.kinds() == ["READY"]
 
