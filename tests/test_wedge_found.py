@@ -443,6 +443,11 @@ def under_way(t: float) -> Stats:
         {"stats": under_way, "clients": CLIENT},
         {"stats": decoding, "clients": CLIENT, "requests": RequestsSeen(open=1, oldest_t=START_T + 75)},
         {"requests": RequestsSeen(failed=3, failing=3, failing_t=START_T + 70, failed_t=START_T + 90)},
+        {
+            "requests": lambda t: RequestsSeen(
+                failed=4, failing=4, failing_t=START_T + 70, failed_t=START_T + (t if t > 100 else 90)
+            )
+        },
         {"stats": lambda t: HANG if t > 100 else ok()},
         {"unit": UnitSeen(active="activating", sub="auto-restart")},
     ],

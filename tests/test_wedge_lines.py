@@ -269,3 +269,77 @@ def test_one_gauge_against_a_live_request_log_is_too_little() -> None:
 def test_busy_threads_without_work_are_seen_for_an_hour_from_readiness() -> None:
     run = Run().until(20).until(5000, start=30, stats=HANG, host=HostSeen(hot=4, gpu=False))
     assert run.at("BLIND") == 3600 + 150
+
+
+# --- what only alerts
+
+
+def failing(t: float) -> RequestsSeen:
+    n = int(t // 10)
+    return RequestsSeen(failed=n, failing=n, failing_t=START_T + 10, failed_t=START_T + n * 10, open=0)
+
+
+@pytest.mark.parametrize(("rises", "told"), [(False, True), (True, False)])
+def test_tokens_that_are_counted_and_do_not_come_are_none(rises: bool, told: bool) -> None:
+    run = Run().until(400, stats=lambda t: Stats(answer="ok", active=0, queued=0, generated=5 + rises * t),
+                      requests=failing)  # fmt: skip
+    assert ("FAILING" in run.kinds()) == told
+
+
+def test_failures_without_their_times_are_no_run_of_failures() -> None:
+    run = Run().until(900, requests=RequestsSeen(failed=9, failing=9, failing_t=START_T + 10))
+    run.until(1800, start=910, requests=RequestsSeen(failed=9, failing=9, failed_t=START_T + 900))
+    assert run.kinds() == ["READY"]
+
+
+def test_failures_that_ended_and_began_again_are_told_again() -> None:
+    run = Run().until(400, requests=failing).until(1000, start=410, requests=RequestsSeen(failed=40, done=1))
+    run.until(1500, start=1010, requests=failing)
+    assert run.kinds() == ["READY", "FAILING", "FAILING"]
+    run = Run().until(400, requests=failing).until(1000, start=410).until(1500, start=1010, requests=failing)
+    assert run.kinds() == ["READY", "FAILING", "FAILING"]
+
+
+def busy(t: float, *tasks: str) -> Stats:
+    return Stats(answer="ok", active=1, queued=0, counters={"n_decode_total": t}, tasks=tasks)
+
+
+def test_starvation_that_ended_and_began_again_is_told_again() -> None:
+    run = Run().until(3000, stats=lambda t: busy(t, "a" if t < 1000 else "b"), clients=CLIENT)
+    assert [e.t - START_T for e in run.events if e.kind == "STARVED"] == [900, 1900]
+
+
+def test_a_task_ages_through_a_stats_endpoint_that_hangs_now_and_then() -> None:
+    run = Run().until(1000, stats=lambda t: HANG if t % 20 else busy(t, "a"), clients=CLIENT)
+    assert run.at("STARVED") == 900
+
+
+def test_the_oldest_request_of_all_that_are_known_is_told() -> None:
+    log = RequestsSeen(open=1, oldest_t=START_T + 20)
+    run = Run().until(1000, stats=lambda t: busy(t, "a" if t > 500 else "b"), clients=CLIENT, requests=log)
+    assert run.at("STARVED") == 920
+    assert "the oldest request of the log has no end for 900 s" in run.events[-1].text
+
+
+@pytest.mark.parametrize(("last", "kinds"), [(900, ["STALL", "ARMED"]), (910, ["STARVED"])])
+def test_an_old_request_beside_no_progress_for_the_bound_is_a_wedge(last: float, kinds: list[str]) -> None:
+    log = RequestsSeen(open=1, oldest_t=START_T + 150)
+    run = Run().until(1050, stats=lambda t: busy(min(t, last)), clients=CLIENT, requests=log)
+    told = [kind for kind in run.kinds() if kind not in ("READY", "STALL")]
+    assert told == [kind for kind in kinds if kind != "STALL"]
+
+
+def restarts(*at: float) -> Any:
+    return lambda t: UnitSeen(active="active", sub="running", main_pid=77, start_t=START_T,
+                              restarts=sum(one <= t for one in at))  # fmt: skip
+
+
+@pytest.mark.parametrize(("third", "told"), [(1900, False), (1890, True)])
+def test_three_rises_make_a_loop_if_the_first_is_less_than_the_window_ago(third: float, told: bool) -> None:
+    run = Run().until(2500, unit=restarts(100, 1000, third))
+    assert ("CRASHLOOP" in run.kinds()) == told
+
+
+def test_a_loop_that_ended_and_began_again_is_told_again() -> None:
+    run = Run().until(9000, unit=restarts(100, 200, 300, 5000, 5100, 5200))
+    assert [e.t - START_T for e in run.events if e.kind == "CRASHLOOP"] == [300, 5200]

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import replace
 
 from inferops.core import evidence as ev
@@ -52,11 +51,11 @@ def _failing(turn: Turn) -> None:
     if generated is not None:
         more = s.generated is not None and generated > s.generated
         turn.s = s = replace(s, generated=generated, generated_t=poll.t if more else s.generated_t)
-    if log is None:
+    if log is None or log.failing_t is None or log.failed_t is None or log.failing < FAILED_MIN:
+        turn.forget("failing")
         return
-    since = max(log.failing_t if log.failing_t is not None else math.inf, s.generated_t, s.woke_t)
-    failed_s = (log.failed_t if log.failed_t is not None else -math.inf) - since  # until the last one, not until now
-    if log.failing < FAILED_MIN or failed_s < turn.p.stall_s:
+    failed_s = log.failed_t - max(log.failing_t, s.generated_t, s.woke_t)  # until the last one, not until now
+    if failed_s < turn.p.stall_s:
         turn.forget("failing")
         return
     turn.tell("FAILING", "alert", f"class G: each of the last {log.failing} requests ended in a server error, for "
@@ -69,7 +68,7 @@ def _starved(turn: Turn) -> None:
     stats = poll.stats if poll.stats is not None and poll.stats.answer == "ok" else None
     if stats is not None:
         tasks = {task: s.tasks.get(task, poll.t) for task in stats.tasks}
-        moved = stats.ended is None or s.ended is None or stats.ended != s.ended or ev.idle(poll)
+        moved = stats.ended is None or stats.ended != s.ended or ev.idle(poll)
         turn.s = s = replace(s, tasks=tasks, ended=stats.ended, ended_t=poll.t if moved else s.ended_t)
     ages = {f"request {task} runs": t for task, t in s.tasks.items()}
     if s.ended is not None:
@@ -77,7 +76,7 @@ def _starved(turn: Turn) -> None:
     log = poll.requests
     if log is not None and log.open and log.oldest_t is not None and poll.clients != ():
         ages["the oldest request of the log has no end"] = max(log.oldest_t, s.woke_t)
-    what, since = min(ages.items(), key=lambda item: item[1], default=("", math.inf))
+    what, since = min(ages.items(), key=lambda item: item[1]) if ages else ("", poll.t)
     if poll.t - since < p.request_max_s:
         turn.forget("starved")
     elif poll.t - s.progress_t < p.stall_s:  # else it is no starvation but a wedge
