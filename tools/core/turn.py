@@ -110,7 +110,7 @@ class State:
         """Since when work is outstanding without progress; +inf where no work is."""
         if self.work_since is None:
             return math.inf
-        return max(self.progress_t, self.work_since, self.ready_t)
+        return max(self.progress_t, self.work_since)
 
     def shifted(self, by: float) -> State:
         """The same state `by` seconds later, as if that time had not been: no clock of a class in it advances."""
@@ -128,7 +128,7 @@ class State:
 
     def of_process(self, key: Key | None, t: float, told: frozenset[str]) -> State:
         """A new state for another process, or none, at `t`: only what is the unit's or the watch's own goes on."""
-        return State(key=key, last_t=t, first_t=t, seen_t=t, late=self.late, restart_t=self.restart_t, told=told,
+        return State(key=key, last_t=t, first_t=t, late=self.late, restart_t=self.restart_t, told=told,
                      said=self.said, rises=self.rises, restarts=self.restarts, idle_t=t, woke_t=self.woke_t,
                      stage="restart" if self.stage == "restart" else "watch")  # fmt: skip
 

@@ -33,7 +33,7 @@ SEEING_ENDS = ("blind:stats", "blind:stall", "blind:other", "blind:health")
 def step(state: State, poll: Poll, patience: Patience) -> Step:
     """The policy for one poll; a poll whose `t` is before the last one's is held like a gap."""
     if state.last_t is None:
-        state = replace(state, last_t=poll.t, first_t=poll.t, seen_t=poll.t)
+        state = replace(state, last_t=poll.t, first_t=poll.t)
     dt = poll.t - (state.last_t if state.last_t is not None else poll.t)
     gap = dt < 0 or dt > GAP_INTERVALS * patience.poll_s
     if poll.checker is not None or gap:
