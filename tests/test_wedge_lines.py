@@ -352,3 +352,11 @@ def test_what_a_new_process_takes_over_is_the_units_and_the_watchs_own() -> None
     assert new == State(key=(78, None, None), last_t=100.0, first_t=100.0, idle_t=100.0, late=5, restart_t=70.0,
                         said={"x": 1.0}, rises=(3.0,), restarts=4, woke_t=80.0, told=frozenset({"loop"}))  # fmt: skip
     assert replace(old, stage="restart").of_process(None, 100.0, frozenset()).stage == "restart"
+
+
+def test_a_second_fatal_line_after_ten_minutes_is_told() -> None:
+    def journal(t: float) -> JournalSeen:
+        return JournalSeen(ready_t=START_T + 1, fatal_t=START_T + (70 if t < 800 else 790), any_t=START_T + t)
+
+    run = Run().until(60).until(1000, start=70, journal=journal)
+    assert [(e.kind, e.t - START_T) for e in run.events[1:]] == [("FATAL", 70), ("FATAL", 800)]
