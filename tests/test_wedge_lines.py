@@ -9,7 +9,7 @@ import pytest
 
 from inferops.core import evidence as ev
 from inferops.core import idle
-from inferops.core.poll import Done, HostSeen, JournalSeen, Poll, RequestsSeen, Stats, UnitSeen
+from inferops.core.poll import Done, Health, HostSeen, JournalSeen, Poll, RequestsSeen, Stats, UnitSeen
 from inferops.core.turn import REPEAT_S, State, Turn
 from tests.polls import CLIENT, ERROR, HANG, PATIENCE, READY, SILENT, START_T, Run, ok, poll
 
@@ -360,3 +360,96 @@ def test_a_second_fatal_line_after_ten_minutes_is_told() -> None:
 
     run = Run().until(60).until(1000, start=70, journal=journal)
     assert [(e.kind, e.t - START_T) for e in run.events[1:]] == [("FATAL", 70), ("FATAL", 800)]
+
+
+# --- what one incident leaves to the next: nothing
+
+
+def wedge(run: Run, start: float, until: float, n: float, **more: Any) -> Run:
+    return run.until(until, start=start, **({"stats": ok(1, n=n), "clients": CLIENT} | more))
+
+
+def test_what_a_canary_moves_by_and_by_is_added_up() -> None:
+    run = wedge(Run().until(60, stats=lambda t: ok(1, n=t), clients=CLIENT), 70, 240, 60)
+    assert run.state.canary_out
+    run._done = ()
+    wedge(run, 250, 250, 63)
+    assert run.state.canary_out, "three of the four that may be its own"
+    wedge(run, 260, 260, 66)
+    assert run.kinds()[-1] == "RESUMED"
+
+
+def test_real_progress_after_a_phantom_gives_the_bound_back() -> None:
+    run = wedge(Run(canary="token").until(60, stats=lambda t: ok(1, n=t), clients=CLIENT), 70, 300, 60)
+    assert (run.kinds()[-1], run.state.proofs) == ("PHANTOM", 1)
+    wedge(wedge(run, 310, 310, 99), 320, 900, 99)
+    assert [e.t - START_T for e in run.events if e.kind == "ARMED"][:2] == [210, 310 + 150]
+
+
+def test_after_a_failed_restart_nothing_arms_for_ten_minutes_to_the_second() -> None:
+    run = wedge(Run().until(60, stats=lambda t: ok(1, n=t), clients=CLIENT), 70, 270, 60)
+    assert run.restarts() == [270]
+    failed = Done(kind="restart", result="failed", t=START_T + 280, why="no job")
+    run.feed(poll(280, stats=ok(1, n=60), clients=CLIENT, done=(failed,)))
+    wedge(run, 290, 900, 60)
+    assert [e.t - START_T for e in run.events if e.kind == "ARMED"] == [210, 280 + 600]
+
+
+@pytest.mark.parametrize(("clients", "kind"), [((), "PHANTOM"), (None, "BLIND")])
+def test_a_phantom_and_a_lonely_gauge_are_told_again_after_progress(clients: Any, kind: str) -> None:
+    run = Run(replace(PATIENCE, cpu_is_evidence=False)).until(60, stats=lambda t: ok(1, n=t), clients=CLIENT)
+    wedge(run, 70, 900, 60, clients=clients)
+    wedge(wedge(run, 910, 910, 99, clients=clients), 920, 1500, 99, clients=clients)
+    assert [e.t - START_T for e in run.events if e.kind == kind] == [210, 910 + 150]
+
+
+def test_no_restart_on_the_capture_of_an_incident_before() -> None:
+    run = wedge(Run().until(60, stats=lambda t: ok(1, n=t), clients=CLIENT), 70, 230, 60)
+    wedge(run, 240, 240, 99)
+    assert run.kinds()[-1] == "RESUMED"
+    run.ends["capture"] = "failed"
+    wedge(run, 250, 800, 99)
+    assert run.kinds()[-2:] == ["ARMED", "WEDGE"]
+    assert run.restarts() == []
+
+
+def test_no_restart_on_the_canary_of_an_incident_before() -> None:
+    log = RequestsSeen(open=1, oldest_t=START_T + 65)
+    run = Run().until(60).until(260, start=70, clients=CLIENT, requests=log)
+    assert (run.state.stage, run.state.canaried) == ("stacks", True)
+    run.until(270, start=270)
+    assert run.kinds()[-1] == "RESUMED"
+    run.ends["canary"] = "inconclusive"
+    run.until(900, start=280, clients=CLIENT, requests=RequestsSeen(open=1, oldest_t=START_T + 275))
+    assert (run.restarts(), "no canary says otherwise" in run.events[-1].text) == ([], True)
+
+
+def test_work_that_was_only_a_connection_is_over_when_it_is_gone() -> None:
+    run = Run().until(60).until(100, start=70, stats=HANG, clients=CLIENT).until(400, start=110, stats=HANG)
+    assert (run.kinds(), run.state.work_since) == (["READY", "BLIND"], None)
+    run = Run().until(60).until(100, start=70, stats=HANG, clients=CLIENT).until(400, start=110, stats=HANG,
+                                                                              clients=None)  # fmt: skip
+    assert run.state.work_since == START_T + 70, "not looked at is not gone"
+
+
+@pytest.mark.parametrize("answer", ["ready", "busy", "loading"])
+def test_any_answer_that_is_no_error_begins_the_bound_of_class_d_anew(answer: Any) -> None:
+    run = Run().until(60).until(200, start=70, health=ERROR).until(210, start=210, health=Health(answer=answer))
+    run.until(500, start=220, health=ERROR)
+    assert run.at("ARMED") == 220 + 150
+
+
+def test_unseen_time_does_not_count_for_the_hour_of_busy_threads() -> None:
+    hot, unread = HostSeen(hot=4, gpu=False), HostSeen(hot=None, gpu=False)
+    run = Run().until(60, stats=lambda t: ok(1, n=t), clients=CLIENT)
+    run.until(1800, start=70, stats=HANG, clients=CLIENT, host=hot)
+    run.until(2400, start=1810, stats=HANG, clients=CLIENT, host=unread, journal=None)
+    run.until(6000, start=2410, stats=HANG, clients=CLIENT, host=hot)
+    assert run.at("ARMED") == 60 + 3600 + 600 + 150
+
+
+def test_unseen_time_moves_the_beginning_of_the_work_and_does_not_forget_it() -> None:
+    run = Run().until(60).until(100, start=70, stats=HANG, clients=CLIENT)
+    run.until(150, start=110, stats=HANG, clients=CLIENT, host=None, journal=None)
+    run.until(500, start=160, stats=HANG, clients=CLIENT)
+    assert run.at("ARMED") == 70 + 150 + 50

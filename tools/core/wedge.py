@@ -139,7 +139,7 @@ def _progress(turn: Turn) -> ev.Progress | None:
         s = replace(s, progress_t=max(s.progress_t, *(one.t for one in every)), missed=0)
         if not found.weak:
             s = replace(s, real_progress_t=max(s.real_progress_t, found.t), proofs=0)
-    turn.s = replace(s, told=turn.s.told, said=turn.s.said)
+    turn.s = replace(s, said=turn.s.said)
     return found
 
 
