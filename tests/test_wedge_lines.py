@@ -366,7 +366,8 @@ def test_a_second_fatal_line_after_ten_minutes_is_told() -> None:
 
 
 def wedge(run: Run, start: float, until: float, n: float, **more: Any) -> Run:
-    return run.until(until, start=start, **({"stats": ok(1, n=n), "clients": CLIENT} | more))
+    parts: dict[str, Any] = {"stats": ok(1, n=n), "clients": CLIENT} | more
+    return run.until(until, start=start, **parts)
 
 
 def test_what_a_canary_moves_by_and_by_is_added_up() -> None:
