@@ -454,3 +454,23 @@ def test_unseen_time_moves_the_beginning_of_the_work_and_does_not_forget_it() ->
     run.until(150, start=110, stats=HANG, clients=CLIENT, host=None, journal=None)
     run.until(500, start=160, stats=HANG, clients=CLIENT)
     assert run.at("ARMED") == 70 + 150 + 50
+
+
+@pytest.mark.parametrize(
+    ("parts", "kind", "at"),
+    [({"stats": HANG, "clients": CLIENT}, "STALL", 80), ({"stats": ok(1)}, "PHANTOM", 150),
+     ({"stats": ok(1), "clients": None}, "BLIND", 150)],
+)  # fmt: skip
+def test_what_was_told_of_work_that_is_over_is_told_of_the_next(parts: dict[str, Any], kind: str, at: float) -> None:
+    run = Run(replace(PATIENCE, action="alert")).until(60)
+    run.until(70 + at + 5, start=70, **parts).until(1000, start=70 + at + 10, stats=ok(n=0), health=ERROR)
+    run.until(1010 + at + 5, start=1010, **parts)
+    told = [e.t - START_T for e in run.events if e.kind == kind]
+    assert [round(t / 10) * 10 for t in told] == [round((70 + at) / 10) * 10, round((1010 + at) / 10) * 10]
+
+
+def test_a_stall_is_told_after_a_canary_without_a_token_too() -> None:
+    run = Run(IDLE).until(320)
+    assert run.state.missed == 1
+    run.until(410, start=330, stats=HANG, clients=CLIENT)
+    assert "STALL" in run.kinds()

@@ -14,7 +14,7 @@ from typing import Any
 
 from inferops.core.poll import Done, Gate, Health, HostSeen, JournalSeen, RequestsSeen, Stats, UnitSeen
 from tests.field_cases import ALERTS, CALM, GPU, NINFER, REFUSED, WEDGES, at_times, gauges, process, written
-from tests.polls import CLIENT, ERROR, HANG, PATIENCE, SILENT, START_T, Run, poll
+from tests.polls import CLIENT, ERROR, HANG, PATIENCE, READY, SILENT, START_T, Run, poll
 from tests.test_field_cases import name, played
 from tests.test_wedge import decoding
 
@@ -216,6 +216,8 @@ HISTORIES: dict[str, Callable[[], Run]] = {
     "blind: stats not read": lambda: blind(stats=None),
     "blind: NInfer without its journal": lambda: blind(NINFER, stats=gauges(1), journal=None, host=None),
     "blind: gauges alone, connections unread": lambda: blind(GPU, stats=gauges(2), clients=None),
+    "blind: gauges, and health that hangs only now": lambda: Run(GPU).until(60, stats=decoding, clients=CLIENT).until(
+        300, start=70, stats=gauges(2), clients=None, health=at_times((0, 150), then=READY, otherwise=SILENT)),
     "blind: nothing answers an idle server": lambda: Run().until(60).until(500, start=70, health=SILENT, stats=HANG),
     "a queue that is worked, and then is not": lambda: Run(NINFER).until(60, stats=decoding, clients=CLIENT).until(
         1000, start=70, stats=gauges(0, 1), clients=CLIENT, journal=written(15.0, "working_t", until=200)),

@@ -230,7 +230,7 @@ def _watch(turn: Turn, progressed: ev.Progress | None) -> Step:
         turn.s = replace(s, canary_out=True)
         return turn.end("canary")
     quiet = poll.t - s.quiet_since()
-    if quiet < 0 and s.error_since is None:
+    if s.work_since is None:
         turn.forget("stall", "phantom", "alone")
     if quiet < p.stall_s / 2 or (s.missed and idle.looks_idle(turn)):  # a canary's own gauge is no stall
         return turn.end()
