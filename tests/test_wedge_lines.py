@@ -474,3 +474,13 @@ def test_a_stall_is_told_after_a_canary_without_a_token_too() -> None:
     assert run.state.missed == 1
     run.until(410, start=330, stats=HANG, clients=CLIENT)
     assert "STALL" in run.kinds()
+
+
+def test_canaries_that_prove_nothing_are_told_again_after_one_that_did() -> None:
+    for proof in ("token", "none"):
+        run = Run(IDLE)
+        for end, until in (("inconclusive", 330), (proof, 640), ("inconclusive", 2000)):
+            run.ends["canary"] = end
+            run.until(until, start=run.state.last_t - START_T + 10 if run.state.last_t else 0)
+        told = [e.text for e in run.events if "inconclusive" in e.text]
+        assert len(told) == 2
