@@ -519,3 +519,96 @@ def test_down_again_right_after_it_was_up_is_told_again_at_once() -> None:
     assert [(e.kind, e.t - START_T) for e in run.events if e.kind == "DEAD"] == [("DEAD", 70), ("DEAD", 210)]
     run.until(390, start=310, unit=other_pid(79, 305)).until(440, start=400, unit=down, journal=planned)
     assert run.kinds()[-1] == "STOPPED"
+
+
+# --- the third round
+
+
+def test_a_token_of_any_canary_starts_the_count_of_misses_again() -> None:
+    run = Run(replace(PATIENCE, idle_canary_s=300.0, cpu_is_evidence=False)).until(320)
+    assert run.state.missed == 1
+    run.ends["canary"] = "token"
+    run.until(520, start=330, stats=ok(1), clients=CLIENT)
+    assert (run.kinds()[-1], run.state.missed) == ("PHANTOM", 0)
+    run.ends["canary"] = "none"
+    run.until(860, start=530)
+    assert "F" not in [e.wclass for e in run.events]
+
+
+def test_a_canary_that_a_d_state_outran_hides_no_progress() -> None:
+    run = Run(replace(PATIENCE, cpu_is_evidence=False)).until(60, stats=decoding, clients=CLIENT)
+    run.until(240, start=70, stats=HANG, clients=CLIENT)
+    assert run.state.canary_out
+    run._done = ()
+    run.until(260, start=250, stats=HANG, clients=CLIENT, host=HostSeen(hot=0, gpu=True, d_tids=(11,)))
+    assert (run.state.stage, run.state.canary_out) == ("standing", False)
+    line = JournalSeen(progress_t=START_T + 265, any_t=START_T + 265)
+    run.until(270, start=270, stats=HANG, clients=CLIENT, journal=line)
+    assert run.kinds()[-1] == "RESUMED"
+
+
+def test_a_journal_that_was_written_once_does_not_speak_for_counters_that_cannot() -> None:
+    run = Run(LLAMA).until(60, stats=OLD).until(900, start=70, stats=OLD, clients=CLIENT, host=GPU)
+    assert (run.restarts(), [kind for kind in run.kinds() if kind == "ARMED"]) == ([], [])
+    assert "BLIND" in run.kinds()
+
+
+@pytest.mark.parametrize("what", ["gap", "checker"])
+def test_moments_that_nobody_saw_put_off_no_alert_for_good(what: str) -> None:
+    loads: dict[str, Any] = {"health": Health(answer="loading"), "stats": Stats(answer="loading"),
+                             "journal": JournalSeen()}  # fmt: skip
+    run, t = Run(), 0.0
+    for n in range(200):
+        t += 40 if what == "gap" and n % 50 == 49 else 10
+        run.feed(poll(t, **loads, checker="OSError" if what == "checker" and n % 50 == 49 else None))
+    assert "LOADING" in run.kinds()
+    assert 900 < run.at("LOADING") < 1000
+    assert run.state.seen_s(START_T, START_T + t) == t - (4 * 40 if what == "gap" else 4 * 10)
+
+
+def test_what_could_not_be_judged_is_told_in_the_next_incident_too() -> None:
+    run = Run(NINFER).until(60, stats=decoding, clients=CLIENT, host=GPU)
+    run.until(210, start=70, stats=ok(1, n=3600), clients=CLIENT, host=GPU)
+    run.until(400, start=220, stats=ok(1, n=3600), clients=None, host=GPU)
+    run.until(3700, start=410, stats=lambda t: ok(1, n=t * 60), clients=CLIENT, host=GPU)
+    run.until(3860, start=3710, stats=ok(1, n=9e5), clients=CLIENT, host=GPU)
+    run.until(6000, start=3870, stats=ok(1, n=9e5), clients=None, host=GPU)
+    told = [e.t - START_T for e in run.events if "can't be judged any more" in e.text]
+    assert len(told) == 2
+
+
+def test_a_fatal_line_of_the_next_process_is_told_at_once_and_none_is_lost() -> None:
+    def seen(fatal: float) -> JournalSeen:
+        return JournalSeen(ready_t=START_T + 1, fatal_t=START_T + fatal, any_t=START_T + fatal)
+
+    run = Run().until(60).until(100, start=70, journal=seen(70)).until(200, start=110, journal=seen(105))
+    run.until(800, start=210, journal=seen(105))
+    assert [e.t - START_T for e in run.events if e.kind == "FATAL"] == [70, 670]
+    run = Run().until(60).until(100, start=70, journal=seen(70))
+    run.until(290, start=110, unit=other_pid(78, 105)).until(320, start=300, unit=other_pid(78, 105), journal=seen(300))
+    assert [e.t - START_T for e in run.events if e.kind == "FATAL"] == [70, 300]
+
+
+def test_what_a_canary_moved_that_got_its_token_gives_no_bound_back() -> None:
+    run = Run(replace(PATIENCE, cpu_is_evidence=False), canary="token").until(60, stats=decoding, clients=CLIENT)
+    n = 3600.0
+    for t in range(70, 3000, 10):
+        before = len(run.actions)
+        run.feed(poll(t, stats=ok(1, n=n), clients=CLIENT))
+        n += 2 if run.actions[before:] and run.actions[-1][1] == "canary" else 0
+    assert [t for t, action in run.actions if action == "capture"] == [210, 550, 1190, 2430]
+
+
+def test_a_phantom_stretches_no_bound_but_that_of_stale_gauges() -> None:
+    run = Run(canary="token").until(60, stats=decoding, clients=CLIENT)
+    run.until(300, start=70, stats=ok(1, n=3600), clients=CLIENT)
+    assert run.state.proofs == 1
+    run.until(400, start=310).until(900, start=410, health=ERROR)
+    assert [e.t - START_T for e in run.events if e.kind == "ARMED"] == [210, 410 + 150]
+
+
+def test_idle_stats_and_a_health_probe_that_hangs_are_no_class_e() -> None:
+    log = RequestsSeen(open=1, oldest_t=START_T + 65, done=3)
+    run = Run(NINFER, canary="inconclusive").until(60, host=GPU)
+    run.until(900, start=70, host=GPU, health=SILENT, clients=CLIENT, requests=log)
+    assert (run.restarts(), {e.wclass for e in run.events if e.kind == "ARMED"}) == ([], {"A"})

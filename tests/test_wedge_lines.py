@@ -347,10 +347,11 @@ def test_a_loop_that_ended_and_began_again_is_told_again() -> None:
 
 def test_what_a_new_process_takes_over_is_the_units_and_the_watchs_own() -> None:
     old = State(key=(77, 1.0, None), last_t=90.0, late=5, restart_t=70.0, said={"x": 1.0}, rises=(3.0,), restarts=4,
-                woke_t=80.0, progress_t=85.0, missed=1, stage="canary", told=frozenset({"stall"}))  # fmt: skip
+                gaps=((80.0, 30.0),), progress_t=85.0, missed=1, stage="canary", told=frozenset({"stall"}))  # fmt: skip
     new = old.of_process((78, None, None), 100.0, frozenset({"loop"}))
     assert new == State(key=(78, None, None), last_t=100.0, first_t=100.0, idle_t=100.0, late=5, restart_t=70.0,
-                        said={"x": 1.0}, rises=(3.0,), restarts=4, woke_t=80.0, told=frozenset({"loop"}))  # fmt: skip
+                        said={"x": 1.0}, rises=(3.0,), restarts=4, gaps=((80.0, 30.0),),
+                        told=frozenset({"loop"}))  # fmt: skip
     assert replace(old, stage="restart").of_process(None, 100.0, frozenset()).stage == "restart"
 
 

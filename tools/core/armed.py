@@ -32,7 +32,7 @@ def judge(s: State, poll: Poll, p: Patience) -> tuple[str, str] | None:
         return None
     bound = bound_s(s, p)
     error = poll.health is not None and poll.health.answer == "unavailable"
-    if error and s.error_since is not None and poll.t - max(s.error_since, s.progress_t) >= bound:
+    if error and s.error_since is not None and poll.t - max(s.error_since, s.progress_t) >= p.stall_s:
         for_s = f"health answers an error for {poll.t - s.error_since:.0f} s"
         if ev.idle(poll):
             return "D", f"{for_s}, gauges known and zero"
@@ -54,9 +54,9 @@ def judge(s: State, poll: Poll, p: Patience) -> tuple[str, str] | None:
     if len(says) == SOURCES_MIN and ev.HEALTH_HANGS in says and poll.t - s.silent_since < bound:
         return None  # old gauges and a health probe that began to hang only now: the work may have ended between them
     why = f"no progress from any source for {quiet:.0f} s; " + ", ".join(says)
-    if ev.nothing_answers(poll) and ev.journal_silent(poll, poll.t - bound):
-        return "E", "nothing answers, the journal is silent, " + why
     seen = ev.gauges(poll.stats)
+    if seen is None and ev.nothing_answers(poll) and ev.journal_silent(poll, poll.t - bound):
+        return "E", "nothing answers, the journal is silent, " + why
     if seen is None or seen.active:
         return "C", why
     return ("B" if seen.stuck else "A"), why
@@ -73,7 +73,7 @@ def due_t(s: State, p: Patience) -> float:
     if s.stage != "watch":
         return math.inf
     errors = math.inf if s.error_since is None else max(s.error_since, s.progress_t)
-    return min(s.quiet_since(), errors) + bound_s(s, p)
+    return min(s.quiet_since() + bound_s(s, p), errors + p.stall_s)
 
 
 def nothing_waits(s: State, poll: Poll) -> bool:
@@ -101,7 +101,8 @@ def go_on(turn: Turn, progressed: ev.Progress | None) -> Step:
         turn.tell(
             "PHANTOM", "warn", "the canary got a token: the engine works, the sources that say otherwise are stale"
         )
-        turn.s = replace(s, progress_t=poll.t, proof_t=poll.t, proofs=min(s.proofs + 1, PROOFS_MAX))
+        turn.s = replace(s, progress_t=poll.t, proof_t=poll.t, proofs=min(s.proofs + 1, PROOFS_MAX),
+                         counters={**s.counters, **_own(poll)})  # fmt: skip
         return _stand_down(turn)
     if poll.host is not None:
         stuck = sorted(s.d_tids.intersection(poll.host.d_tids))
@@ -109,7 +110,8 @@ def go_on(turn: Turn, progressed: ev.Progress | None) -> Step:
         if stuck:
             why = f"class {s.wclass}, threads {stuck[:4]} twice in D state: a restart would hang in the kernel"
             turn.tell("WEDGE", "alert", f"{why}; not restarted", once="held:dstate")
-            turn.s = replace(turn.s, stage="standing", stands_t=poll.t, captured=False, retry_t=poll.t + RETRY_S)
+            turn.s = replace(turn.s, stage="standing", stands_t=poll.t, captured=False, canary_out=False,
+                             retry_t=poll.t + RETRY_S)  # fmt: skip
             return turn.end()
     if judge(turn.s, poll, turn.p) is not None:
         turn.s = replace(turn.s, stands_t=poll.t)
@@ -121,8 +123,8 @@ def go_on(turn: Turn, progressed: ev.Progress | None) -> Step:
 
 
 def _stand_down(turn: Turn) -> Step:
-    turn.s = replace(turn.s, stage="watch", wclass="", canary_out=False, idle_t=turn.poll.t)
-    turn.forget("stall", "held")
+    turn.s = replace(turn.s, stage="watch", wclass="", canary_out=False, missed=0, idle_t=turn.poll.t)
+    turn.forget("stall", "phantom", "alone", "held", "blind:armed")
     return turn.end()
 
 
@@ -181,10 +183,15 @@ def _awaiting_canary(turn: Turn, ended: Mapping[str, Done]) -> Step:
         return turn.end()
     level: EventLevel = "note" if done.result == "none" else "warn"  # else the canary protected nobody
     turn.tell("CANARY", level, f"{done.result}: {done.why}" if done.why else done.result)
-    stats = turn.poll.stats
-    own = stats.counters if stats is not None and stats.answer == "ok" else {}  # what the canary moved is no progress
-    turn.s = replace(turn.s, canary_out=False, counters={**turn.s.counters, **own}, canaried=done.result == "none")
+    turn.s = replace(
+        turn.s, canary_out=False, counters={**turn.s.counters, **_own(turn.poll)}, canaried=done.result == "none"
+    )
     return _to_stacks(turn)
+
+
+def _own(poll: Poll) -> Mapping[str, float]:
+    """The counters as a canary left them: what it moved is no progress."""
+    return poll.stats.counters if poll.stats is not None and poll.stats.answer == "ok" else {}
 
 
 def _to_stacks(turn: Turn) -> Step:

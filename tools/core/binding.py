@@ -9,7 +9,7 @@ from inferops.core.turn import REPEAT_S, Key, Turn
 
 # One process's start, read twice; a pid comes round again only after many thousand others.
 SAME_START_S = 0.5
-ENDS = ("stopped", "dead", "down")  # news again, however soon, once a process was ready in between
+ENDS = ("stopped", "dead", "down", "fatal")  # news again, however soon, once a process was ready in between
 
 
 def bind(turn: Turn) -> bool:

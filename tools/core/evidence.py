@@ -142,6 +142,8 @@ def could_show_progress(poll: Poll, p: Patience) -> bool:
     line of the unit."""
     if counters_speak(poll, p):
         return True
+    if p.counters_move_in_prefill and poll.stats is not None and poll.stats.answer == "ok" and poll.stats.counters:
+        return cpu_speaks(poll, p)  # such counters stand still in healthy work, and such a journal is silent in it
     host, journal = poll.host, poll.journal
     if p.cpu_is_evidence and (host is None or host.hot is None or host.gpu is None):
         return False

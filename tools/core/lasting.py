@@ -54,7 +54,7 @@ def _failing(turn: Turn) -> None:
     if log is None or log.failing_t is None or log.failed_t is None or log.failing < FAILED_MIN:
         turn.forget("failing")
         return
-    failed_s = log.failed_t - max(log.failing_t, s.generated_t, s.woke_t)  # until the last one, not until now
+    failed_s = s.seen_s(max(log.failing_t, s.generated_t), log.failed_t)  # until the last one, not until now
     if failed_s < turn.p.stall_s:
         turn.forget("failing")
         return
@@ -75,7 +75,7 @@ def _starved(turn: Turn) -> None:
         ages["requests wait or run and none ended"] = s.ended_t
     log = poll.requests
     if log is not None and log.open and log.oldest_t is not None and poll.clients != ():
-        ages["the oldest request of the log has no end"] = max(log.oldest_t, s.woke_t)
+        ages["the oldest request of the log has no end"] = poll.t - s.seen_s(log.oldest_t, poll.t)
     what, since = min(ages.items(), key=lambda item: item[1]) if ages else ("", poll.t)
     if poll.t - since < p.request_max_s:
         turn.forget("starved")

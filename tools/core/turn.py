@@ -38,12 +38,12 @@ class State:
     ready_t: +inf before readiness; progress_t: last evidence of progress (real_progress_t: without the weak kind);
     dated_t, working_t: the newest line or end, and line of a worked queue, counted; proof_t: when a canary last got a
     token; proofs: how many did since the last real progress; seen_t: last poll with gauges or progress; error_since:
-    health says 5xx since; silent_since: health gives no answer since, deaf_since: none that is known; woke_t: when
-    the last gap ended: what a poll dates before it may have slept too; late: two more for a poll that came after a
-    gap, one less for one that did not; canaried: a canary of this incident got no token; stands_t: last poll on which
-    the armed class stood; retry_t: when a capture is tried again; hold_t: nothing arms before, since a restart
-    failed; tasks: since when each running request is seen; ended_t: when the number of `ended` requests last changed
-    or nothing was there; generated: tokens so far, generated_t: when they last rose; rises: when the unit's NRestarts
+    health says 5xx since; silent_since: health gives no answer since, deaf_since: none that is known; gaps: the end
+    (BOOTTIME s) and length (s) of each time that nobody saw; late: two more for a poll that came after a gap, one
+    less for one that did not; canaried: a canary of this incident got no token; stands_t: last poll on which the
+    armed class stood; retry_t: when a capture is tried again; hold_t: nothing arms before, since a restart failed;
+    tasks: since when each running request is seen; ended_t: when the number of `ended` requests last changed or
+    nothing was there; generated: tokens so far, generated_t: when they last rose; rises: when the unit's NRestarts
     rose, `restarts` its last value; idle_t: when the last canary to an idle server ended, `missed`: how many in a row
     got no token; ours: the process whose restart was ours; restart_t: since when our restart waits to be verified;
     done: ends of actions that no poll could take yet; told: what holds and is not said twice; said: when each word
@@ -67,7 +67,7 @@ class State:
     error_since: float | None = None
     silent_since: float = math.inf
     deaf_since: float = math.inf
-    woke_t: float = -math.inf
+    gaps: tuple[tuple[float, float], ...] = ()
     seen_t: float = 0.0
     down_since: float | None = None
     late: int = 0
@@ -112,6 +112,11 @@ class State:
             return math.inf
         return max(self.progress_t, self.work_since)
 
+    def seen_s(self, since: float, until: float) -> float:
+        """Seconds from `since` to `until` (as a poll dates them), without those that nobody saw."""
+        unseen = sum(min(by, end - since) for end, by in self.gaps if since < end <= until)
+        return until - since - unseen
+
     def shifted(self, by: float) -> State:
         """The same state `by` seconds later, as if that time had not been: no clock of a class in it advances."""
 
@@ -129,7 +134,7 @@ class State:
     def of_process(self, key: Key | None, t: float, told: frozenset[str]) -> State:
         """A new state for another process, or none, at `t`: only what is the unit's or the watch's own goes on."""
         return State(key=key, last_t=t, first_t=t, late=self.late, restart_t=self.restart_t, told=told,
-                     said=self.said, rises=self.rises, restarts=self.restarts, idle_t=t, woke_t=self.woke_t,
+                     said=self.said, rises=self.rises, restarts=self.restarts, idle_t=t, gaps=self.gaps,
                      stage="restart" if self.stage == "restart" else "watch")  # fmt: skip
 
 

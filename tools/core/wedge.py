@@ -26,6 +26,7 @@ __all__ = ["Action", "Event", "Patience", "State", "Step", "step"]
 GAP_INTERVALS = 3
 # 1-token requests took 38 to 96 s while the kernel moved 825,669 pages to compact memory, then 0.1 s again.
 COMPACTED_MIN = 10_000
+GAPS_KEPT = 1000  # of whatever a poll dates before them
 LATE_MIN, LATE_MOST = 6, 12  # three gaps in a row, or every other poll: not a suspend, the checker cannot keep up
 SEEING_ENDS = ("blind:stats", "blind:stall", "blind:other", "blind:health")
 
@@ -37,7 +38,7 @@ def step(state: State, poll: Poll, patience: Patience) -> Step:
     dt = poll.t - (state.last_t if state.last_t is not None else poll.t)
     gap = dt < 0 or dt > GAP_INTERVALS * patience.poll_s
     if poll.checker is not None or gap:
-        state = replace(state.shifted(dt), woke_t=poll.t)
+        state = replace(state.shifted(dt), gaps=(*state.gaps, (poll.t, dt))[-GAPS_KEPT:])
     if poll.health is not None and (poll.health.latency_s or 0.0) > patience.poll_s:  # it is of a moment long past
         poll = msgspec.structs.replace(poll, health=Health(answer="timeout", latency_s=poll.health.latency_s))
     if poll.owner == "other":  # a stranger's answers say nothing of the unit
@@ -89,7 +90,7 @@ def _ready(turn: Turn) -> bool:
     if s.restart_t is not None:  # our own restart is verified by what answers, not by a line
         line_t = None
     if not answered and line_t is None:
-        loading_s = poll.t - max(start, s.woke_t)  # it slept as we did
+        loading_s = s.seen_s(start, poll.t)  # it slept as we did
         if loading_s > turn.p.load_max_s:
             how = poll.health.answer if poll.health is not None else "not asked"
             whose = " by our restart" if s.restart_t is not None else ""
@@ -124,9 +125,9 @@ def _progress(turn: Turn) -> ev.Progress | None:
     if poll.journal is not None:
         fatal_t = poll.journal.fatal_t
         if fatal_t is not None and fatal_t > max(s.fatal_t, s.ready_t):
-            turn.tell("FATAL", "alert", "a fatal line in the journal while the process lives", once="fatal")
+            if turn.tell("FATAL", "alert", "a fatal line in the journal while the process lives", once="fatal"):
+                s = replace(s, fatal_t=fatal_t)
             turn.forget("fatal")
-            s = replace(s, fatal_t=fatal_t)
     if not s.canary_out:  # else it counts when the canary has ended without a token: then it was not the canary's
         newest, line_t = ev.dated(poll), poll.journal.working_t if poll.journal is not None else None
         s = replace(s, dated_t=max(s.dated_t, newest.t if newest is not None else -math.inf),
