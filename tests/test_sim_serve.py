@@ -416,7 +416,7 @@ def test_a_frozen_engine_does_not_stop_from_the_first_moment_on(sim: Sim) -> Non
             assert b"ok" in ask.recv(4096)
         if name == "prefill-wedge":
             asking = asked_in_vain(sim, "/v1/messages", [])
-            until(sim.gauges, "frozen in it")
+            until(lambda: sim.gauges().get("prefilling"), "frozen in it")
         os.kill(sim.pid(), signal.SIGTERM)
         time.sleep(GRACE_S)
         assert sim.code() is None
