@@ -485,6 +485,13 @@ def test_every_other_poll_too_late_is_too_seldom_to_judge_and_one_in_three_is_no
     assert run.kinds() == ["READY"]
 
 
+def test_polls_that_come_late_again_are_told_again() -> None:
+    run = Run().until(60).until(800, start=95, every=35).until(1800, start=810)
+    assert run.kinds().count("BLIND") == 1
+    run.until(2100, start=1835, every=35)
+    assert run.kinds().count("BLIND") == 2
+
+
 # --- the last word is true
 
 
