@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from inferops.core.budget import RESTARTS_MAX, WINDOW_S, Budget, Entry, Ledger, held, recent
+from inferops.core.budget import RESTARTS_MAX, WINDOW_S, Budget, Entry, Ledger, counted, held, recent
 from inferops.core.verdict import BlindError
 
 
@@ -40,16 +40,16 @@ def test_another_boots_entries_count_until_this_boot_is_as_old_as_the_window() -
 
 
 def test_failed_restarts_count() -> None:
-    ledger = Ledger(restarts=(entry(5000, result="failed"), entry(5001, result="failed")))
-    assert "2 restarts in the last 30 minutes" in str(held(ledger, "b", 5002))
+    assert "latched (2 restarts in 30 minutes)" in str(held(counted(Ledger(restarts=(entry(5000, result="failed"),)),
+                                                                    entry(5001))))  # fmt: skip
 
 
 @given(st.lists(st.floats(0, 20_000), min_size=1, max_size=60))
 def test_never_more_than_the_budget_in_any_window(wishes: list[float]) -> None:
     ledger, made = Ledger(), []
     for now in sorted(wishes):
-        if held(ledger, "b", now) is None:
-            ledger = msgspec.structs.replace(ledger, restarts=(*ledger.restarts, entry(now)))
+        if held(ledger) is None:
+            ledger = counted(ledger, entry(now))
             made.append(now)
     assert made
     for start in made:
@@ -74,22 +74,25 @@ def test_spent_is_on_disk_before_and_after_a_new_process(tmp_path: Path) -> None
     assert [(e.pid, e.result) for e in Budget(path, "b", clock).read().restarts] == [(7, "failed"), (8, "spent")]
     budget.settle("ok")
     assert [(e.pid, e.result) for e in Budget(path, "b", clock).read().restarts] == [(7, "failed"), (8, "ok")]
-    assert Budget(path, "b", clock).held() == "2 restarts in the last 30 minutes; look, then `inferops sentinel rearm`"
+    held = "the budget is latched (2 restarts in 30 minutes); look, then `inferops sentinel rearm`"
+    assert Budget(path, "b", clock).held() == held
     assert path.stat().st_mode & 0o777 == 0o600
 
 
 def test_the_latch_outlives_the_window_and_rearm_opens_it(tmp_path: Path) -> None:
     clock = Clock()
     budget = Budget(tmp_path / "budget.json", "b", clock)
-    budget.latch()
-    assert budget.held() is None  # nothing spent, nothing latched
     budget.spend(7, wall=1.0)
+    assert budget.held() is None
+    clock.now += WINDOW_S
     budget.spend(7, wall=1.0)
-    budget.latch()
+    assert budget.held() is None  # never two in one window
+    clock.now += WINDOW_S - 1
+    budget.spend(7, wall=1.0)  # the one that uses it up latches it, whether or not another is wanted in time
     clock.now += 10 * WINDOW_S
     assert "latched" in str(budget.held())
     before = budget.rearm()
-    assert (len(before.restarts), before.latched) == (2, "2 restarts in the last 30 minutes")
+    assert (len(before.restarts), before.latched) == (3, "2 restarts in 30 minutes")
     assert budget.held() is None
 
 

@@ -6,10 +6,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import pytest
 
-from inferops.core.budget import RESTARTS_MAX, Entry, Ledger, held
+from inferops.core.budget import RESTARTS_MAX, Entry, Ledger, counted, held
 from inferops.core.poll import Done, Gate, RequestsSeen, Stats
 from inferops.core.profile import load
 from tests.field_cases import ALERTS, CALM, ELSEWHERE, GPU, REFUSED, WEDGES, Case, gauges, moving, process
@@ -100,10 +99,10 @@ def test_a_poison_request_restarts_twice_and_then_only_alerts() -> None:
         run.until(start + 60, start=start + 15, unit=unit, stats=lambda t: gauges(1, 0, t * 60.0), clients=CLIENT)
         for n in range(7, 40):
             t = start + n * 10
-            run.feed(poll(t, unit=unit, gate=Gate(held=held(ledger, "b", START_T + t)), **shape))
+            run.feed(poll(t, unit=unit, gate=Gate(held=held(ledger)), **shape))
             if len(run.restarts()) > len(ledger.restarts):
                 entry = Entry(boot="b", t=START_T + t, wall=0.0, pid=77 + life)
-                ledger = msgspec.structs.replace(ledger, restarts=(*ledger.restarts, entry))
+                ledger = counted(ledger, entry)
                 break
         start = t + 5
     assert len(run.restarts()) == RESTARTS_MAX

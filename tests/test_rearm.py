@@ -23,7 +23,6 @@ def spent(private_state: Path, unit: str) -> Budget:
     budget = Budget(home / "budget.json", "b", lambda: 100.0)
     for pid in (1, 2):
         budget.spend(pid, 0.0)
-    budget.latch()
     return budget
 
 

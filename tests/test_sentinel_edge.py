@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from inferops.core import capturing, unit
+from inferops.core.armed import OF_A_HEALTHY_ENGINE
 from inferops.core.journal import Batch, Follower
 from inferops.core.lock import Lock
 from inferops.core.lookout import TROUBLE_REPEAT_S, TROUBLES_MAX, Lookout, Still, Troubles
@@ -101,20 +102,16 @@ def test_a_held_machine_lock_holds_and_is_named() -> None:
     assert sentinel.acting.held() is None
 
 
-def test_a_used_budget_holds_the_restart_itself_and_a_wedge_latches_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_used_budget_holds_the_restart_itself(monkeypatch: pytest.MonkeyPatch) -> None:
     sentinel = restarting()
     restarted: list[str] = []
     monkeypatch.setattr(unit, "show", lambda name: seen(77, 10.0))
     monkeypatch.setattr(unit, "restart", lambda name, deadline_s: restarted.append(name))
-    sentinel.tell(Event("WEDGE", "alert", 1.0, "class C", "C"))
-    assert sentinel.budget.read().latched is None
     for pid in (1, 2):
         sentinel.budget.spend(pid, 0.0)
     done = asyncio.run(sentinel.acting.restart(judged()))
     assert (done.result, restarted) == ("failed", [])
-    assert "2 restarts in the last 30 minutes" in done.why
-    sentinel.tell(Event("WEDGE", "alert", 1.0, "class C", "C"))
-    assert sentinel.budget.read().latched == "2 restarts in the last 30 minutes"
+    assert "latched (2 restarts in 30 minutes)" in done.why
 
 
 def test_systemd_hears_watchdog_every_poll_and_ready_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -151,12 +148,12 @@ def test_resumed_is_written_into_the_capture_that_is_still_being_made(child: Cal
 
     async def go() -> None:
         sentinel.acting.begin("capture", judged())
-        sentinel.tell(Event("RESUMED", "warn", 1.0, "class C is over", "C"))
+        sentinel.tell(Event("RESUMED", "warn", 1.0, f"class C is over: n +2; {OF_A_HEALTHY_ENGINE}", "C"))
         await until(lambda: len(calls) == 2)
         await sentinel.acting.stop()
 
     asyncio.run(go())
-    assert calls[1:] == [["--into", "/captures/1", "--resumed", "class C is over"]]
+    assert calls[1:] == [["--into", "/captures/1", "--resumed", f"class C is over: n +2; {OF_A_HEALTHY_ENGINE}"]]
 
 
 def test_a_new_action_ends_the_older_one_and_hears_only_of_its_own(

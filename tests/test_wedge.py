@@ -409,7 +409,8 @@ def restarted(result: str) -> Run:
     assert run.restarts() == [270]
     run.feed(poll(280, unit=UnitSeen(active="deactivating", main_pid=77, start_t=START_T)))
     run.feed(poll(290, unit=other_pid(78, 285), health=LOADING, stats=Stats(answer="loading"),
-                  done=(Done(kind="restart", result=result, t=START_T + 288, why="no job"),)))  # fmt: skip
+                  done=(Done(kind="restart", result=result, t=START_T + 288,
+                             why="" if result == "ok" else "no job"),)))  # fmt: skip
     return run
 
 

@@ -427,8 +427,11 @@ def test_no_restart_on_the_canary_of_an_incident_before() -> None:
 
 
 def test_work_that_was_only_a_connection_is_over_when_it_is_gone() -> None:
-    run = Run().until(60).until(100, start=70, stats=HANG, clients=CLIENT).until(400, start=110, stats=HANG)
+    run = Run().until(60).until(100, start=70, stats=HANG, clients=CLIENT)
+    run.until(400, start=110, stats=Stats(answer="bad"), clients=())
     assert (run.kinds(), run.state.work_since) == (["READY", "BLIND"], None)
+    run = Run().until(60).until(100, start=70, stats=HANG, clients=CLIENT).until(4000, start=110, stats=HANG)
+    assert set(run.kinds()) == {"READY", "STALL", "BLIND"}, "stats that hang say nothing of an end: nothing is armed"
     run = Run().until(60).until(100, start=70, stats=HANG, clients=CLIENT).until(400, start=110, stats=HANG,
                                                                               clients=None)  # fmt: skip
     assert run.state.work_since == START_T + 70, "not looked at is not gone"

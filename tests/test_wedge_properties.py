@@ -145,7 +145,7 @@ class World:
             seen["instance"] = f"i{self.instance}" if seen["stats"].answer == "ok" else None
         if seen["health"] is not None and seen["health"].answer == "ready" and seen["owner"] == "unit":
             self.ready = True
-        gate = Gate(held=budget.held(self.ledger, BOOT, self.t))
+        gate = Gate(held=budget.held(self.ledger))
         self.step(Poll(t=self.t, wall=self.wall(self.t), gate=gate, **seen), shape)
 
     def step(self, poll: Poll, shape: str) -> None:
@@ -181,7 +181,7 @@ class World:
             seen_s = self.t - self.last_progress - self.unseen
             assert seen_s >= self.patience.stall_s, "restart within the bound of the last progress"
         entry = budget.Entry(boot=BOOT, t=self.t, wall=0.0, pid=self.pid)
-        self.ledger = msgspec.structs.replace(self.ledger, restarts=(*self.ledger.restarts, entry))
+        self.ledger = budget.counted(self.ledger, entry)
         self.restarts.append(self.t)
         for first in self.restarts:
             window = [t for t in self.restarts if first <= t < first + budget.WINDOW_S]

@@ -155,7 +155,7 @@ class Acting:
                 self._settle("failed")
                 return failed(f"main pid is {after.main_pid} after it")
             self._settle("ok")
-            return Done(kind="restart", result="ok", t=boottime())
+            return Done(kind="restart", result="ok", t=boottime(), why=self.budget.held() or "")
 
     async def _kill_late(self, pid: int) -> None:
         """Where asked for: SIGKILL to a unit that still stops after `kill_after_s`, unless a thread of it is in D

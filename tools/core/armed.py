@@ -20,6 +20,10 @@ HELD_CHARS = 24
 RETRY_S = 600.0
 # After a canary's token the same stale gauges arm again only after 2, 4, 8 stalls: each round costs a capture.
 PROOFS_MAX = 3
+# A canary's lines and counts come within that of its token, whichever of them the poll saw first.
+CANARYS_S = 1.0
+# What a capture is, when progress was seen after all: the end of a RESUMED.
+OF_A_HEALTHY_ENGINE = "the capture is of a healthy engine"
 
 
 def judge(s: State, poll: Poll, p: Patience) -> tuple[str, str] | None:
@@ -45,15 +49,12 @@ def judge(s: State, poll: Poll, p: Patience) -> tuple[str, str] | None:
             "F",
             f"{s.missed} canaries to an idle server got no token, {idle.CONFIRM_S:.0f} s apart, and nothing moved",
         )
-    quiet = poll.t - s.quiet_since()
-    if quiet < bound:
-        return None
     says = work_said(s, poll, p)
-    if len(says) < SOURCES_MIN:
+    if len(says) < SOURCES_MIN or poll.t - max(s.quiet_since(), s.two_since) < bound:
         return None
     if len(says) == SOURCES_MIN and ev.HEALTH_HANGS in says and poll.t - s.silent_since < bound:
         return None  # old gauges and a health probe that began to hang only now: the work may have ended between them
-    why = f"no progress from any source for {quiet:.0f} s; " + ", ".join(says)
+    why = f"no progress from any source for {poll.t - s.quiet_since():.0f} s; " + ", ".join(says)
     seen = ev.gauges(poll.stats)
     if seen is None and ev.nothing_answers(poll) and ev.journal_silent(poll, poll.t - bound):
         return "E", "nothing answers, the journal is silent, " + why
@@ -73,7 +74,7 @@ def due_t(s: State, p: Patience) -> float:
     if s.stage != "watch":
         return math.inf
     errors = math.inf if s.error_since is None else max(s.error_since, s.progress_t)
-    return min(s.quiet_since() + bound_s(s, p), errors + p.stall_s)
+    return min(max(s.quiet_since(), s.two_since) + bound_s(s, p), errors + p.stall_s)
 
 
 def nothing_waits(s: State, poll: Poll) -> bool:
@@ -91,18 +92,17 @@ def go_on(turn: Turn, progressed: ev.Progress | None) -> Step:
     """Armed: looks again at every poll, then the stage decides what is wanted next."""
     poll, s = turn.poll, turn.s
     ended: dict[str, Done] = {done.kind: done for done in poll.done if done.pid in (0, s.pid)}
-    over = s.error_since is None if s.wclass == "D" else s.wclass != "F" and nothing_waits(s, poll)
+    over = s.error_since is None and (s.wclass == "D" or (s.wclass != "F" and nothing_waits(s, poll)))
     if progressed is not None or over:
         how = progressed.by if progressed is not None else "a healthy answer" if s.wclass == "D" else "an idle answer"
-        whose = "; the capture is of a healthy engine" if s.captured or s.stage == "capture" else ""
+        whose = f"; {OF_A_HEALTHY_ENGINE}" if progressed is not None and (s.captured or s.stage == "capture") else ""
         turn.tell("RESUMED", "warn", f"class {s.wclass} is over: {how}; nothing is restarted{whose}")
         return _stand_down(turn)
     if (canary := ended.get("canary")) is not None and canary.result == "token":
         turn.tell(
             "PHANTOM", "warn", "the canary got a token: the engine works, the sources that say otherwise are stale"
         )
-        turn.s = replace(s, progress_t=poll.t, proof_t=poll.t, proofs=min(s.proofs + 1, PROOFS_MAX),
-                         counters={**s.counters, **_own(poll)})  # fmt: skip
+        turn.s = replace(canarys(s, turn, canary), progress_t=poll.t, proofs=min(s.proofs + 1, PROOFS_MAX))
         return _stand_down(turn)
     if poll.host is not None:
         stuck = sorted(s.d_tids.intersection(poll.host.d_tids))
@@ -113,13 +113,28 @@ def go_on(turn: Turn, progressed: ev.Progress | None) -> Step:
             turn.s = replace(turn.s, stage="standing", stands_t=poll.t, captured=False, canary_out=False,
                              retry_t=poll.t + RETRY_S)  # fmt: skip
             return turn.end()
-    if judge(turn.s, poll, turn.p) is not None:
-        turn.s = replace(turn.s, stands_t=poll.t)
+    found, unjudged_s = judge(turn.s, poll, turn.p), poll.t - s.stands_t
+    if found is not None:
+        turn.s = replace(turn.s, stands_t=poll.t, wclass=found[0])
         turn.forget("blind:armed")
-    elif poll.t - turn.s.stands_t >= turn.p.stall_s:
+    elif unjudged_s >= turn.p.stall_s and ev.phantom(poll, work_said(s, poll, turn.p)):
+        turn.tell("PHANTOM", "warn", f"class {s.wclass} is over: no client is connected for {unjudged_s:.0f} s, nobody "
+                  "waits; nothing is restarted")  # fmt: skip
+        step = _stand_down(turn)
+        return replace(step, state=replace(step.state, told=step.state.told | {"stall", "phantom"}))  # said just now
+    elif unjudged_s >= turn.p.stall_s and s.error_since is None:  # else class D is on its way
         turn.tell("BLIND", "alert", f"class {s.wclass} was armed and can't be judged any more: "
                   + ev.why_blind(poll, turn.p), once="blind:armed")  # fmt: skip
     return _STAGES[turn.s.stage](turn, ended)
+
+
+def canarys(s: State, turn: Turn, done: Done) -> State:
+    """The state once a canary got a token: the lines and counts that are its own, seen or still to be seen, are no
+    progress."""
+    own = {name: value + turn.p.canary_moves_at_most for name, value in _own(turn.poll).items()}
+    until = max(turn.poll.t, done.t) + CANARYS_S
+    return replace(s, proof_t=turn.poll.t, counters={**s.counters, **own}, dated_t=max(s.dated_t, until),
+                   working_t=max(s.working_t, until))  # fmt: skip
 
 
 def _stand_down(turn: Turn) -> Step:
@@ -215,7 +230,6 @@ def _deciding(turn: Turn, ended: Mapping[str, Done]) -> Step:
         return turn.end("capture")
     if found is None or not s.captured:
         return turn.end()
-    turn.s = replace(s, wclass=found[0])
     text = f"class {found[0]}, pid {s.pid}: {found[1]}"
     held = "action is alert" if p.action != "restart" else "budget and lock unknown"
     if p.action == "restart" and found[0] == "A" and ev.idle(poll) and not s.canaried:

@@ -9,7 +9,7 @@ from inferops.core.turn import REPEAT_S, Key, Turn
 
 # One process's start, read twice; a pid comes round again only after many thousand others.
 SAME_START_S = 0.5
-ENDS = ("stopped", "dead", "down", "fatal")  # news again, however soon, once a process was ready in between
+ENDS = ("stopped", "dead", "down", "fatal", "held")  # news again, however soon, once a process was ready in between
 
 
 def bind(turn: Turn) -> bool:
@@ -83,8 +83,11 @@ def _end_restart(turn: Turn) -> None:
             continue
         if done.result == "ok":
             turn.s = replace(turn.s, stage="watch", restart_t=turn.poll.t)
+            if done.why:
+                turn.tell("LATCHED", "alert", f"that was the last restart: {done.why}")
         else:
-            turn.tell("FAILED", "alert", f"the restart did not work: {done.why}")
+            why = f"the restart did not work: {done.why}; no other is tried for {REPEAT_S / 60:.0f} minutes"
+            turn.tell("FAILED", "alert", why)
             turn.s = replace(turn.s, stage="watch", ours=None, hold_t=turn.poll.t + REPEAT_S)
 
 

@@ -42,14 +42,19 @@ def recent(ledger: Ledger, boot: str, now: float) -> int:
     return sum(1 for e in ledger.restarts if (now - e.t if e.boot == boot else now) < WINDOW_S)
 
 
-def held(ledger: Ledger, boot: str, now: float) -> str | None:
+def held(ledger: Ledger) -> str | None:
     """Why no restart may happen, or None."""
     if ledger.latched is not None:
         return f"the budget is latched ({ledger.latched}); look, then `inferops sentinel rearm`"
-    used = recent(ledger, boot, now)
-    if used >= RESTARTS_MAX:
-        return f"{used} restarts in the last {WINDOW_S / 60:g} minutes; look, then `inferops sentinel rearm`"
     return None
+
+
+def counted(ledger: Ledger, entry: Entry) -> Ledger:
+    """The ledger with one more restart: the one that uses the budget up latches it."""
+    ledger = msgspec.structs.replace(ledger, restarts=(*ledger.restarts, entry)[-KEPT:])
+    if (used := recent(ledger, entry.boot, entry.t)) >= RESTARTS_MAX:
+        return msgspec.structs.replace(ledger, latched=f"{used} restarts in {WINDOW_S / 60:g} minutes")
+    return ledger
 
 
 # --- edge
@@ -81,21 +86,14 @@ class Budget:
     def held(self) -> str | None:
         """Why no restart may happen now, or None."""
         try:
-            return held(self.read(), self._boot, self._now())
+            return held(self.read())
         except (OSError, msgspec.MsgspecError) as e:
             return f"the restart budget {self.path} cannot be read: {e}"
 
-    def latch(self) -> None:
-        """Writes the latch when the budget is used up. Raises OSError, InferopsError or msgspec.MsgspecError."""
-        ledger = self.read()
-        if ledger.latched is None and (why := held(ledger, self._boot, self._now())) is not None:
-            self._write(msgspec.structs.replace(ledger, latched=why.split(";")[0]))
-
     def spend(self, pid: int, wall: float) -> None:
         """Writes one restart down, synced, before it happens. Raises OSError, InferopsError or MsgspecError."""
-        ledger = self.read()
         entry = Entry(boot=self._boot, t=self._now(), wall=wall, pid=pid)
-        self._write(msgspec.structs.replace(ledger, restarts=(*ledger.restarts, entry)[-KEPT:]))
+        self._write(counted(self.read(), entry))
         if self.read().restarts[-1:] != (entry,):
             raise OSError(f"{self.path} did not keep what was written")
 

@@ -184,10 +184,7 @@ def work_sources(
     contradicts have no connection to agree with either."""
     says: list[str] = []
     fresh = gauges(poll.stats)
-    # Old gauges count while the endpoint hangs or nothing answers. Where it answers nonsense or was not read, the work
-    # may have ended unseen.
-    hangs = nothing_answers(poll) or (poll.stats is not None and poll.stats.answer == "timeout")
-    seen = fresh if fresh is not None else gauges(last) if hangs else None
+    seen = fresh if fresh is not None else gauges(last) if hangs(poll) else None
     if seen is not None and sum(seen) > 0:
         between = f" {seen.stuck} between" if seen.stuck else ""
         when = "" if fresh is not None else " when last answered"
@@ -228,6 +225,12 @@ def new_clients(poll: Poll, idle_clients: frozenset[str] | None) -> int:
     if poll.clients is None or idle_clients is None:
         return 0
     return len(set(poll.clients) - idle_clients)
+
+
+def hangs(poll: Poll) -> bool:
+    """True while what was last said of work still counts. Where stats answer nonsense or were not read, the work may
+    have ended unseen."""
+    return nothing_answers(poll) or (poll.stats is not None and poll.stats.answer == "timeout")
 
 
 def nothing_answers(poll: Poll) -> bool:

@@ -38,16 +38,17 @@ class State:
     ready_t: +inf before readiness; progress_t: last evidence of progress (real_progress_t: without the weak kind);
     dated_t, working_t: the newest line or end, and line of a worked queue, counted; proof_t: when a canary last got a
     token; proofs: how many did since the last real progress; seen_t: last poll with gauges or progress; error_since:
-    health says 5xx since; silent_since: health gives no answer since, deaf_since: none that is known; gaps: the end
-    (BOOTTIME s) and length (s) of each time that nobody saw; late: two more for a poll that came after a gap, one
-    less for one that did not; canaried: a canary of this incident got no token; stands_t: last poll on which the
-    armed class stood; retry_t: when a capture is tried again; hold_t: nothing arms before, since a restart failed;
-    tasks: since when each running request is seen; ended_t: when the number of `ended` requests last changed or
-    nothing was there; generated: tokens so far, generated_t: when they last rose; rises: when the unit's NRestarts
-    rose, `restarts` its last value; idle_t: when the last canary to an idle server ended, `missed`: how many in a row
-    got no token; ours: the process whose restart was ours; restart_t: since when our restart waits to be verified;
-    done: ends of actions that no poll could take yet; told: what holds and is not said twice; said: when each word
-    was last said.
+    health says 5xx since; two_since: since when two sources of work agree, less the time in which they did not;
+    alone_s: for how long they do not (apart: the last poll saw that); silent_since: health gives no answer since,
+    deaf_since: none that is known; gaps: the end (BOOTTIME s) and length (s) of each time that nobody saw; late: two
+    more for a poll that came after a gap, one less for one that did not; canaried: a canary of this incident got no
+    token; stands_t: last poll on which the armed class stood; retry_t: when a capture is tried again; hold_t: nothing
+    arms before, since a restart failed; tasks: since when each running request is seen; ended_t: when the number of
+    `ended` requests last changed or nothing was there; generated: tokens so far, generated_t: when they last rose;
+    rises: when the unit's NRestarts rose, `restarts` its last value; idle_t: when the last canary to an idle server
+    ended, `missed`: how many in a row got no token; ours: the process whose restart was ours; restart_t: since when
+    our restart waits to be verified; done: ends of actions that no poll could take yet; told: what holds and is not
+    said twice; said: when each word was last said.
     """
 
     key: Key | None = None
@@ -65,6 +66,9 @@ class State:
     idle_clients: frozenset[str] | None = None
     work_since: float | None = None
     error_since: float | None = None
+    two_since: float = math.inf
+    alone_s: float = 0.0
+    apart: bool = False
     silent_since: float = math.inf
     deaf_since: float = math.inf
     gaps: tuple[tuple[float, float], ...] = ()
@@ -125,7 +129,8 @@ class State:
 
         return replace(self, progress_t=self.progress_t + by, real_progress_t=self.real_progress_t + by,
                        work_since=later(self.work_since), error_since=later(self.error_since),
-                       first_t=self.first_t + by, stands_t=self.stands_t + by, idle_t=self.idle_t + by,
+                       two_since=self.two_since + by, first_t=self.first_t + by,
+                       stands_t=self.stands_t + by, idle_t=self.idle_t + by,
                        silent_since=self.silent_since + by, deaf_since=self.deaf_since + by,
                        seen_t=self.seen_t + by, ended_t=self.ended_t + by, generated_t=self.generated_t + by,
                        tasks={task: t + by for task, t in self.tasks.items()}, down_since=later(self.down_since),

@@ -100,7 +100,7 @@ def _ready(turn: Turn) -> bool:
             turn.tell("LOADING", "alert", f"{why}; never restarted while loading", once="loading")
         return False
     ready_t = line_t if line_t is not None else poll.t
-    calm = s.said if lasting.looping(s) else {word: t for word, t in s.said.items() if word not in binding.ENDS}
+    calm = s.said if lasting.looping(s) else {w: t for w, t in s.said.items() if not w.startswith(binding.ENDS)}
     turn.s = replace(turn.s, ready_t=ready_t, seen_t=poll.t, restart_t=None, said=calm)
     if s.restart_t is not None:
         turn.tell(
@@ -149,11 +149,12 @@ def _work(turn: Turn) -> None:
     poll, s = turn.poll, turn.s
     if armed.nothing_waits(s, poll):
         known = frozenset(poll.clients) if poll.clients is not None else s.idle_clients
-        s = replace(s, work_since=None, idle_clients=known)
+        s = replace(s, work_since=None, idle_clients=known, proofs=0)
     elif s.work_since is None and armed.work_said(s, poll, turn.p):
         s = replace(s, work_since=poll.t)
-    elif poll.clients == () and ev.gauges(s.last_stats) in (None, (0, 0, 0)):
+    elif poll.clients == () and ev.gauges(s.last_stats) in (None, (0, 0, 0)) and not ev.hangs(poll):
         s = replace(s, work_since=None)
+    s = _agreed(s, turn)
     if poll.health is not None and poll.health.answer == "unavailable":
         s = replace(s, error_since=poll.t if s.error_since is None else s.error_since)
     elif poll.health is not None and poll.health.answer in ("ready", "busy", "loading"):
@@ -168,6 +169,21 @@ def _work(turn: Turn) -> None:
         s = replace(s, progress_t=s.progress_t + turn.dt, real_progress_t=s.real_progress_t + turn.dt,
                     work_since=None if s.work_since is None else s.work_since + turn.dt)  # fmt: skip
     turn.s = s
+
+
+def _agreed(s: State, turn: Turn) -> State:
+    """Keeps since when two sources of work agree. Time in which they were seen not to (a client gave up and comes
+    again) does not count; `stall_s` without, or the end of the work, begins anew."""
+    poll = turn.poll
+    if s.work_since is None:
+        return replace(s, two_since=math.inf, alone_s=0.0, apart=False)
+    agree = len(armed.work_said(s, poll, turn.p)) >= armed.SOURCES_MIN
+    looked = poll.clients is not None and (ev.gauges(poll.stats) is not None or ev.hangs(poll))
+    apart, alone_s = looked and not agree, 0.0 if agree else s.alone_s + turn.dt
+    two_since = s.two_since + turn.dt if apart or s.apart else s.two_since
+    if alone_s >= turn.p.stall_s:
+        two_since = math.inf
+    return replace(s, two_since=min(two_since, poll.t) if agree else two_since, alone_s=alone_s, apart=apart)
 
 
 def _blind(turn: Turn, progressed: ev.Progress | None) -> None:
@@ -239,15 +255,16 @@ def _watch(turn: Turn, progressed: ev.Progress | None) -> Step:
     turn.tell(
         "STALL", "note", f"no progress for {quiet:.0f} s; {', '.join(says) or 'work when last seen'}", once="stall"
     )
-    bound = armed.bound_s(s, p)
-    if quiet >= bound and ev.phantom(poll, says):
+    if quiet < armed.bound_s(s, p) or s.two_since < math.inf:  # two sources agree, or did a moment ago: not yet due
+        return turn.end()
+    if ev.phantom(poll, says):
         turn.tell(
             "PHANTOM",
             "warn",
             f"{says[0]}, but no client is connected: nobody waits, nothing is restarted",
             once="phantom",
         )
-    elif quiet >= bound and ev.gauges(poll.stats) is not None:
+    elif ev.gauges(poll.stats) is not None:
         turn.tell("BLIND", "alert", f"no progress for {quiet:.0f} s but too little to judge by: {', '.join(says)}; "
                   f"{ev.why_blind(poll, p)}", once="alone")  # fmt: skip
     return turn.end()

@@ -159,12 +159,7 @@ class Sentinel:
             announce.to_stderr(f"inferops sentinel: the journal takes no entry: {e}")
         if self._to_stdout:
             self.show(event)
-        if event.kind == "WEDGE" and self.settings.action == "restart":
-            try:
-                self.budget.latch()
-            except Exception as e:  # noqa: BLE001 - an open latch still counts the restarts
-                announce.to_stderr(f"inferops sentinel: the budget cannot be latched: {e}")
-        if event.kind == "RESUMED":
+        if event.kind == "RESUMED" and event.text.endswith(armed.OF_A_HEALTHY_ENGINE):
             self.acting.resumed(event.text)
 
     def show(self, event: Event) -> None:
