@@ -352,7 +352,7 @@ class Watch:
         self._pending = [done for done in self._pending if done.t > t]
         poll = msgspec.structs.replace(self.world.poll(), done=ended)
         if poll.checker is None:
-            poll = msgspec.structs.replace(poll, gate=Gate(held=budget.held(self.ledger, BOOT, t)))
+            poll = msgspec.structs.replace(poll, gate=Gate(held=budget.held(self.ledger)))
         result = step(self.state, poll, self.patience)
         self.state = result.state
         self.events += result.events
@@ -365,7 +365,7 @@ class Watch:
         if action == "restart":
             self.restarts.append(t)
             entry = budget.Entry(boot=BOOT, t=t, wall=t, pid=self.world.pid)
-            self.ledger = msgspec.structs.replace(self.ledger, restarts=(*self.ledger.restarts, entry))
+            self.ledger = budget.counted(self.ledger, entry)
             self.world.new_process(t + 1.0)
             self._pending = [Done(kind="restart", result="ok", t=t + 1.0)]
             return
