@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
 import signal
 import socket
+import struct
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 from inferops.cli import SIM_COMMANDS
+from inferops.core.verdict import Refused
 from inferops.sim import control
 from inferops.sim.fault import listing
 from inferops.sim.faults import FAULTS
@@ -184,6 +187,57 @@ def test_nonsense_on_the_socket_breaks_nothing(sim: Sim, line: bytes) -> None:
     assert sim.health() == 200
     assert f"taken by pid {sim.pid()}" in sim.fault("clear").stdout
     assert "Traceback" not in sim.stderr()
+
+
+@pytest.fixture
+def foreign() -> Iterator[Callable[[bytes], int]]:
+    """Makes a socket of ours that is no simulator and answers once with these bytes; its port."""
+    with contextlib.ExitStack() as stack:
+
+        def make(answer: bytes) -> int:
+            (port,) = free_ports(1)
+            listening = stack.enter_context(socket.socket(socket.AF_UNIX))
+            listening.bind(str(control.path_of(port)))
+            listening.listen()
+
+            def talk() -> None:
+                with contextlib.suppress(OSError):
+                    client, _ = listening.accept()
+                    with client:
+                        client.recv(4096)
+                        client.sendall(answer)
+
+            threading.Thread(target=talk, daemon=True).start()
+            return port
+
+        yield make
+
+
+@pytest.mark.parametrize(
+    "answer",
+    ["5", "null", "[1]", "[]", "{}", '"ok"', "", "<html>", '{"ok": true}', '{"ok": "abort"}',
+     '{"ok": "abort", "pid": "7"}', '{"ok": "oom", "pid": 7}', '{"ok": "clear", "pid": 7}', '{"pid": 7}'],
+)  # fmt: skip
+def test_an_answer_that_is_no_simulators(foreign: Callable[[bytes], int], answer: str) -> None:
+    code, said = ask("abort", "--port", str(foreign(answer.encode() + b"\n")))
+    assert code == 3
+    assert "no answer that makes sense" in said
+    assert said.endswith("is it a simulator of this version?\n")
+
+
+def test_the_answer_to_what_was_asked_is_taken(foreign: Callable[[bytes], int]) -> None:
+    answer = {"ok": "abort", "pid": 7, "kind": "DEAD", "next_start": False}
+    assert control.ask(foreign(json.dumps(answer).encode() + b"\n"), {"fault": "abort", "args": {}}) == answer
+
+
+def test_a_server_of_another_user_is_asked_nothing(
+    foreign: Callable[[bytes], int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    port = foreign(b'{"ok": "clear", "pid": 7}\n')
+    stranger = struct.pack("3i", 7, os.geteuid() + 1, os.getegid())
+    monkeypatch.setattr(socket.socket, "getsockopt", lambda *_: stranger)
+    with pytest.raises(Refused, match=f"its server runs as uid {os.geteuid() + 1}, not as us"):
+        control.ask(port, {"clear": True})
 
 
 def test_a_state_file_of_nonsense_is_no_fault(sim: Sim) -> None:

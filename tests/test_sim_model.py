@@ -14,7 +14,7 @@ from inferops.core import profile as profiles
 from inferops.sim import steps
 from inferops.sim.faults import FAULTS
 from inferops.sim.jobs import Job
-from inferops.sim.model import Config, Model, Rejected, Request
+from inferops.sim.model import SESSIONS_MAX, Config, Model, Rejected, Request
 
 PROFILE = profiles.load("ninfer")
 T0 = 3_600_000.0  # six weeks of uptime: a clock whose steps are coarser than a token's rounding
@@ -217,6 +217,63 @@ def test_rate_lines_are_progress_and_an_idle_interval_prints_none(generation: in
     rig.news()
     rig.go(600)
     assert rig.news() == []
+
+
+def test_batch_is_rows_a_round_of_the_interval_not_the_lanes_of_its_end() -> None:
+    """150, 150 and 450 tokens, the first of each from its prefill: 149 rounds of three rows, 300 of one."""
+    rig = Rig(decode_tok_s=100.0, prefill_tok_s=1e6, materialize_s=0.001)
+    for tokens in (150, 150, 450):
+        rig.ask(1, tokens)
+    rig.go(5.1)
+    (line,) = (line for line in rig.news() if line.startswith("throughput"))
+    assert line.endswith("batch 1.66")
+    (record,) = (r for r in rig.model.take_records() if r["event"] == "throughput")
+    assert (record["decode_tok_s"], record["prefill_tok_s"]) == (pytest.approx(149.4, abs=0.2), 0.6)
+    rig.ask(1, 100_000)
+    rig.go(10.2)
+    assert [line.rpartition("batch ")[2] for line in rig.news() if line.startswith("throughput")] == ["1.00"] * 2
+
+
+def test_the_log_has_how_long_a_request_waited_for_a_lane() -> None:
+    rig = Rig(lanes=1, decode_tok_s=10.0, prefill_tok_s=1e6, materialize_s=0.001)
+    rig.ask(10, 31)
+    rig.ask(10, 2)
+    rig.go(5)
+    waited = [r["engine_timing"] for r in rig.model.take_records() if r["event"] == "request_done"]
+    assert [w["queue_wait_seconds"] for w in waited] == [0.0, pytest.approx(3.0, abs=0.01)]
+
+
+def test_in_flight_is_all_that_was_taken_and_has_no_end() -> None:
+    rig = Rig(lanes=2, materialize_s=1.0, queue_max=7)
+    rig.ask(10, 5000)
+    rig.go(1.5)
+    for _ in range(4):
+        rig.ask(10, 5000)
+    stats = rig.model.stats(rig.t)
+    assert {k: v for k, v in stats["scheduler"].items() if v} == {
+        "running": 1, "decode_ready": 1, "materializing": 1, "waiting": 3}  # fmt: skip
+    assert stats["http"] == {"in_flight": 5, "max_in_flight": 9}
+
+
+def test_of_too_many_conversations_the_oldest_is_forgotten() -> None:
+    rig = Rig(lanes=64, queue_max=200, prefill_tok_s=1e6, materialize_s=0.001)
+    for n in range(SESSIONS_MAX + 1):
+        rig.ask(100, 2, session=f"s{n}")
+        rig.go(0.5)
+    assert [rig.ask(200, 2, session=f"s{n}").cached for n in (0, 1, SESSIONS_MAX)] == [0, 102, 102]
+
+
+def test_a_client_that_leaves_what_sticks_is_gone_once_it_is_mended() -> None:
+    rig = Rig().fault("materializing-wedge")
+    stuck, queued = rig.ask(10, 5), rig.ask(10, 5)
+    rig.go(1)
+    assert (stuck.state, queued.state) == ("materializing", "queued")
+    for job in (stuck, queued):
+        rig.model.cancel(job.id, rig.t)
+    assert (stuck.state, stuck.gone, queued.state) == ("materializing", True, "cancelled")
+    assert rig.gauges() == (0, 0, 1)
+    rig.model.clear(rig.t)
+    assert (stuck.state, rig.gauges()) == ("cancelled", (0, 0, 0))
 
 
 def test_a_stop_fails_the_work_and_leaves_nothing_behind() -> None:

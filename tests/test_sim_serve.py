@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import os
 import re
@@ -13,7 +14,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -327,6 +328,15 @@ def test_faults_of_the_next_start_wait_for_it_and_are_used_up(sim: Sim) -> None:
     assert sim.code() is None, "clear takes those of the next start back, too"
 
 
+def test_a_frozen_engine_dies_in_its_time_all_the_same(sim: Sim) -> None:
+    sim.start()
+    sim.fault("crash-loop", "times=1")
+    assert sim.stop() == 0
+    sim.start()
+    sim.fault("decode-wedge")
+    assert sim.ended() == -signal.SIGABRT
+
+
 def asked_in_vain(sim: Sim, url: str, answers: list[int]) -> threading.Thread:
     """A thread that asks for it, POST or GET, and puts the status code into `answers`; 0 where none came."""
 
@@ -440,6 +450,7 @@ def test_a_fault_that_freezes_is_answered_once_the_thread_stands(moment: int) ->
 def test_a_full_disk_loses_records_and_tears_none(sim: Sim) -> None:
     sim.log.write_text(json.dumps({"event": "old", "filler": "x" * 20_000}) + "\n")
     sim.start()
+    until(lambda: sim.records("server_start"), "its first record, written after its line")
     hard = resource.prlimit(sim.pid(), resource.RLIMIT_FSIZE)[1]
     for _ in range(2):
         limit = sim.log.stat().st_size + 30
@@ -453,6 +464,56 @@ def test_a_full_disk_loses_records_and_tears_none(sim: Sim) -> None:
     events = [record["event"] for record in sim.records() if record["event"] != "throughput"]
     assert events == ["old", "server_start", *["request_start", "request_done"] * 2]
     assert sim.stderr() == "inferops sim: the request log takes no record: File too large\n" * 2, "once each time"
+
+
+def full_after(room: int) -> Callable[[int, bytes], int]:
+    """An os.write to a disk that has room for so many bytes more."""
+    real, left = os.write, [room]
+
+    def write(fd: int, data: bytes) -> int:
+        if not left[0]:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        took = real(fd, data[: left[0]])
+        left[0] -= took
+        return took
+
+    return write
+
+
+@pytest.mark.parametrize("before", ["", '{"ours": 1}\n'])
+@pytest.mark.parametrize("behind", [False, True])
+@pytest.mark.parametrize("room", [0, 5, 11, 15])
+def test_a_full_disk_takes_no_record_of_another_writer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, before: str, behind: bool, room: int
+) -> None:
+    """Another server appends to the same log: what it wrote before ours, or behind it, stays."""
+    path, others = tmp_path / "log", '{"theirs": 1}\n'
+    path.write_text(others)
+    data, real = b'{"our": 22}\n{"our": 33}\n', os.write
+    log, other = (os.open(path, os.O_WRONLY | os.O_APPEND) for _ in range(2))
+    try:
+        driver = Driver(Model(), log)
+        if before:
+            driver._append(log, before.encode())
+        os.write(other, others.encode())
+        cut = full_after(room)
+
+        def write(fd: int, left: bytes) -> int:
+            try:
+                return cut(fd, left)
+            except OSError:
+                if behind:
+                    real(other, others.encode())
+                raise
+
+        monkeypatch.setattr(os, "write", write)
+        driver._append(log, data)
+        monkeypatch.undo()
+    finally:
+        os.close(log)
+        os.close(other)
+    whole = data[:room].decode() if behind else '{"our": 22}\n' if room > 11 else ""
+    assert path.read_text() == others + before + others + whole + (others if behind else "")
 
 
 def test_a_journal_that_nobody_reads_ends_it(sim: Sim) -> None:

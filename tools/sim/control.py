@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import os
 import socket
 import stat
@@ -161,9 +160,12 @@ def ask(port: int, request: dict[str, Any]) -> dict[str, Any]:
         except OSError as e:
             raise BlindError(f"{path}: {e.strerror or 'no answer'}", hint) from None
     try:
-        said = json.loads(answer)
-    except ValueError:
-        raise BlindError(f"{path}: no answer that makes sense", "is it a simulator of this version?") from None
-    if "error" in said:
+        said = finite.loads(answer, "the answer")
+    except InferopsError:
+        said = None
+    if isinstance(said, dict) and "error" in said:
         raise UsageError(escape(str(said["error"])), escape(str(said.get("hint", ""))))
-    return dict(said)
+    wanted = request.get("fault", "clear")
+    if not isinstance(said, dict) or said.get("ok") != wanted or type(said.get("pid")) is not int:
+        raise BlindError(f"{path}: no answer that makes sense", "is it a simulator of this version?")
+    return said

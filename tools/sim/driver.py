@@ -22,6 +22,7 @@ from inferops.sim.model import Model, Request
 
 STEP_S = 0.02  # some 50 engine steps a second
 STANDS_WITHIN_S = 2.0  # from a fault that freezes the engine: a step, and a busy machine's share of it
+DIES_WITHIN_S = 0.5  # from the moment when a frozen one is to die
 LAST_WORDS_S = 0.2  # from a fault that ends the process to its end: whoever asked for it is answered
 PLAIN = ("[", "listening", "terminate", "throughput interval")  # lines that carry no time and no level of their own
 
@@ -108,8 +109,9 @@ class Driver:
                     if frozen := model.broken.frozen:
                         self._moves.clear()
                         self._stands.set()
-                if frozen:
-                    self._moves.wait()
+                while frozen and self.model.dead is None and not self._moves.wait(DIES_WITHIN_S):
+                    with self.at() as (model, now):  # it stands, and may die all the same
+                        model.advance(now)
             if self.model.dead is not None:
                 time.sleep(LAST_WORDS_S)
                 _die(*self.model.dead)
@@ -127,15 +129,19 @@ class Driver:
             self._append(self._log, b"".join(orjson.dumps(record) + b"\n" for record in records))
 
     def _append(self, log: int, data: bytes) -> None:
-        """Whole records: of one that a full disk took in part, the part is cut off, or the next is glued to it."""
+        """Whole records: of one that a full disk took in part, the part is cut off, or the next is glued to it. Only
+        our own part goes, and only while nobody has written behind it."""
         left = data
         try:
             while left:
                 left = left[os.write(log, left) :]
         except OSError as e:
-            took = data[: len(data) - len(left)]
+            took = len(data) - len(left)
+            torn = took - (data.rfind(b"\n", 0, took) + 1)
             with contextlib.suppress(OSError):
-                os.ftruncate(log, os.lseek(log, 0, os.SEEK_CUR) - len(took) + took.rfind(b"\n") + 1)
+                end = os.lseek(log, 0, os.SEEK_CUR)  # of what we wrote last: O_APPEND moves it there
+                if torn and os.fstat(log).st_size == end:
+                    os.ftruncate(log, end - torn)
             if not self._loses:
                 print(f"inferops sim: the request log takes no record: {e.strerror}", file=sys.stderr, flush=True)
         self._loses = bool(left)

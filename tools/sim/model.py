@@ -47,7 +47,8 @@ class Model:
         self._sessions: OrderedDict[str, int] = OrderedDict()
         self._lines: list[tuple[float, str]] = []
         self._records: list[dict[str, Any]] = []
-        self._next_id, self.tick_t, self.since_t, self.work = 1, math.inf, now, [0.0, 0.0]
+        self._next_id, self.tick_t, self.since_t = 1, math.inf, now
+        self.work = [0.0, 0.0, 0.0]  # since the last rate line: tokens prefilled, decoded, rounds of decoding
 
     # --- what people and instruments ask
 
@@ -234,7 +235,7 @@ class Model:
     def wake(self) -> None:
         """The rate line is due an interval after work came to an idle server."""
         if self.tick_t == math.inf:
-            self.tick_t, self.since_t, self.work = self.t + self.config.throughput_s, self.t, [0.0, 0.0]
+            self.tick_t, self.since_t, self.work = self.t + self.config.throughput_s, self.t, [0.0, 0.0, 0.0]
 
     def _refuse(self, status: int, kind: str, message: str) -> None:
         self.log("request_rejected", status=status, reason=kind)

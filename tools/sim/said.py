@@ -24,8 +24,10 @@ def span(seconds: float) -> str:
     return f"{seconds * 1000:.0f} ms" if seconds < 1 else f"{seconds:.1f}s"
 
 
-def throughput(generation: int, seconds: float, prefilled: float, decoded: float, gauges: dict[str, int]) -> str:
-    """The rate line of an interval in which anything ran or waited."""
+def throughput(
+    generation: int, seconds: float, prefilled: float, decoded: float, rounds: float, gauges: dict[str, int]
+) -> str:
+    """The rate line of an interval in which anything ran or waited; prefilled, decoded: tokens, in so many rounds."""
     running, prefilling = gauges["running"], gauges["prefilling"]
     ready, waiting = gauges["decode_ready"], gauges["waiting"]
     if generation == 1:
@@ -43,7 +45,7 @@ def throughput(generation: int, seconds: float, prefilled: float, decoded: float
     parts.append(f"running {running}" + (f" ({', '.join(inside)})" if inside else ""))
     parts.append(f"waiting {waiting}")
     if decoded >= 1:
-        parts.append(f"batch {max(1.0, float(ready)):.2f}")
+        parts.append(f"batch {decoded / rounds if rounds else 1.0:.2f}")  # rows a round, not the lanes of the moment
     return " | ".join(parts)
 
 

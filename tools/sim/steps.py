@@ -92,6 +92,7 @@ def _run(m: Model, dt: float) -> None:
         m.work[1] += made
         m.counters["committed_decode_tokens"] += made
     if decoding:
+        m.work[2] += dt * each
         m.counters["decode_rounds"] += dt * each
         m.counters["decode_row_rounds"] += dt * each * len(decoding)
 
@@ -158,11 +159,11 @@ def _place(m: Model, job: Job) -> None:
 
 def _report(m: Model) -> None:
     """The rate line of the interval that ends now, in the journal and in the request log; none for an idle one."""
-    seconds, (prefilled, decoded) = m.t - m.since_t, m.work
+    seconds, (prefilled, decoded, rounds) = m.t - m.since_t, m.work
     busy = bool(m.running or m.queue or m.between)
     prefilled = float(int(prefilled + ROUNDS_TOKENS))  # the rest is the next line's: they add up to the prompt
-    m.since_t, m.work = m.t, [m.work[0] - prefilled, 0.0]
+    m.since_t, m.work = m.t, [m.work[0] - prefilled, 0.0, 0.0]
     m.tick_t = m.t + m.config.throughput_s if busy else math.inf
     if busy or prefilled or decoded:
-        m.say(said.throughput(m.config.generation, seconds, prefilled, decoded, m.gauges()))
+        m.say(said.throughput(m.config.generation, seconds, prefilled, decoded, rounds, m.gauges()))
         m.log("throughput", prefill_tok_s=round(prefilled / seconds, 1), decode_tok_s=round(decoded / seconds, 1))
