@@ -131,15 +131,18 @@ class Driver:
     def _append(self, log: int, data: bytes) -> None:
         """Whole records: of one that a full disk took in part, the part is cut off, or the next is glued to it. Only
         our own part goes, and only while nobody has written behind it."""
-        left = data
+        left, piece = data, 0  # piece: bytes of ours that stand together, up to where our last write ended
         try:
             while left:
-                left = left[os.write(log, left) :]
+                before = os.lseek(log, 0, os.SEEK_CUR)  # where our last write ended: O_APPEND moves it there
+                took = os.write(log, left)
+                left = left[took:]
+                piece = took + (piece if os.lseek(log, 0, os.SEEK_CUR) == before + took else 0)
         except OSError as e:
-            took = len(data) - len(left)
-            torn = took - (data.rfind(b"\n", 0, took) + 1)
+            done = len(data) - len(left)
+            torn = min(piece, done - (data.rfind(b"\n", 0, done) + 1))
             with contextlib.suppress(OSError):
-                end = os.lseek(log, 0, os.SEEK_CUR)  # of what we wrote last: O_APPEND moves it there
+                end = os.lseek(log, 0, os.SEEK_CUR)
                 if torn and os.fstat(log).st_size == end:
                     os.ftruncate(log, end - torn)
             if not self._loses:
